@@ -211,7 +211,7 @@ def test_marker_partitions_that_are_added_below_holds(
         topic = service.config.marker_topic
         admin = AdminClient({"bootstrap.servers": bootstrap})
         admin.create_partitions([NewPartitions(topic, 5)])[topic].result(within(30))
-        wait_until(lambda: 4 in tracker.assigned and tracker.is_live)
+        wait_until(lambda: 4 in tracker.partitions and tracker.is_live)
         more = stage.hold(50)
         while max(record.partition for record in markers(service.config)) < 2:
             more += stage.hold(50)

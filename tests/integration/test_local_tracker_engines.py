@@ -62,23 +62,23 @@ def spread(logs: Logs) -> list[MessageId]:
 def test_replicas_share_the_partitions_and_take_over_from_each_other(logs: Logs) -> None:
     ids = spread(logs)
     with LocalTracker(logs.config, FAST).in_thread() as first:
-        wait_until(lambda: first.is_live and len(first.assigned) == PARTITIONS)
+        wait_until(lambda: first.is_live and len(first.partitions) == PARTITIONS)
         with LocalTracker(logs.config, FAST).in_thread() as second:
             wait_until(
                 lambda: (
                     second.is_live
                     and first.is_live
-                    and first.assigned | second.assigned == set(range(PARTITIONS))
+                    and first.partitions | second.partitions == set(range(PARTITIONS))
                 )
             )
-            assert not first.assigned & second.assigned
+            assert not first.partitions & second.partitions
             assert {position.epoch for position in ledgers(logs)} == {1}
             logs.start(*ids, timeout_ms=500)
             wait_until(lambda: set(logs.ends(Outcome.REDELIVERED)) == set(ids))
             # These fall due after the second has gone.
             more = [MessageId(0, id_.offset + 1) for id_ in ids]
             logs.start(*more, timeout_ms=3000)
-        wait_until(lambda: first.is_live and len(first.assigned) == PARTITIONS)
+        wait_until(lambda: first.is_live and len(first.partitions) == PARTITIONS)
         wait_until(lambda: len(logs.ends(Outcome.REDELIVERED)) == 2 * PARTITIONS)
     assert Counter(logs.copied()) == Counter((id_.partition, id_.offset) for id_ in ids + more)
     # R22: each transaction named the membership, which fences those that the group went on without.
@@ -93,7 +93,7 @@ def test_a_later_engine_stops_the_local_one(logs: Logs) -> None:
     (id_,) = logs.send()
     tracker = LocalTracker(logs.config, FAST)
     with pytest.raises(FencedError, match="took over"), tracker.in_thread():  # noqa: PT012
-        wait_until(lambda: tracker.is_live and len(tracker.assigned) == PARTITIONS)
+        wait_until(lambda: tracker.is_live and len(tracker.partitions) == PARTITIONS)
         assert other_engine(logs) == 2
         logs.start(id_, timeout_ms=500)
         wait_until(lambda: tracker.is_over)
@@ -113,7 +113,7 @@ def test_the_local_engine_takes_over_and_the_other_one_stops(logs: Logs) -> None
     settler = ActionSettler(logs.config, FAST)
     (start,) = logs.start(id_, timeout_ms=500)
     with LocalTracker(logs.config, FAST).in_thread() as tracker:
-        wait_until(lambda: tracker.is_live and len(tracker.assigned) == PARTITIONS)
+        wait_until(lambda: tracker.is_live and len(tracker.partitions) == PARTITIONS)
         wait_until(lambda: logs.ends(Outcome.REDELIVERED) == [id_])
         # The predecessor had planned the same action, and only now comes to write it.
         with pytest.raises(FencedError):
@@ -178,7 +178,7 @@ def test_partitions_that_are_added_are_tracked(bootstrap: str, namespace: str) -
         topic = logs.config.marker_topic
         admin.create_partitions([NewPartitions(topic, PARTITIONS + 2)])[topic].result(within(30))
         logs.marker_partitions = PARTITIONS + 2
-        wait_until(lambda: PARTITIONS + 1 in tracker.assigned and tracker.is_live)
+        wait_until(lambda: PARTITIONS + 1 in tracker.partitions and tracker.is_live)
         ids = [MessageId(0, number * CHUNK) for number in range(20)]
         assert {logs.place(id_) for id_ in ids} > {PARTITIONS, PARTITIONS + 1}
         logs.start(*ids, timeout_ms=500)
@@ -219,7 +219,7 @@ def test_more_partitions_than_open_ledgers_are_tracked(
     parts = set(range(many))
     assert {logs.place(id_) for id_ in ids} == parts
     with LocalTracker(logs.config, FAST).in_thread() as tracker:
-        wait_until(lambda: tracker.is_live and tracker.assigned == parts)
+        wait_until(lambda: tracker.is_live and tracker.partitions == parts)
         held = [part.ledger for part in tracker._partitions.values()]
         logs.start(*ids, timeout_ms=500)
         wait_until(lambda: len(logs.ends(Outcome.REDELIVERED)) == len(ids))

@@ -73,7 +73,7 @@ def test_r36_a_local_tracker_waits_for_another_engine_and_joins_its_own(logs: Lo
     wait_until(lambda: "local" in _statuses(logs))  # the other one has ended
     tracker = LocalTracker(logs.config)
     with pytest.raises(FencedError), tracker.in_thread() as replica:  # noqa: PT012
-        wait_until(lambda: replica.assigned and replica.is_live)  # they share
+        wait_until(lambda: replica.partitions and replica.is_live)  # they share
         with Succession(logs.config) as spark:
             spark.take_over("spark")
             spark.active(claimed(logs, "spark"))

@@ -65,6 +65,7 @@ class World:
         self.fence = ""  # the instance whose committer came last
         self.started = 0
         self.crashes = 0
+        self.takeovers = 0
         self.dropped = 0  # batches that were dropped with their claim, or died with their process
         self.done: set[int] = set()
         self.handed: list[int] = []  # at most once: every offset that was handed out
@@ -138,11 +139,14 @@ class World:
         if write.commit_offset >= 0 and self.may_commit(write):
             self.committed = write.commit_offset
         offset = len(self.records)
+        was_held = bool(self.true_claim().heartbeat_s)
         self.records.append((self.broker_s(), write.record))
         self.truth.apply(
             write.record, offset=offset, observed_at_s=0, broker_time_s=self.broker_s()
         )
         self.truth.check()
+        is_claim = write.record.type is MarshalType.CLAIMING_PARTITION
+        self.takeovers += is_claim and was_held and self.true_claim().token == offset
         return offset
 
     def may_commit(self, write: Write) -> bool:

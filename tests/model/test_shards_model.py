@@ -118,9 +118,6 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.start()
         elif partition.state is None or what == "assign":
             self.assign(index)
-        elif what == "close":
-            self.scheduler.close(partition.state)
-            partition.state = partition.entries = None
         elif what == "commit":
             progress = partition.state.tracker.progress()
             partition.committed = (
@@ -128,10 +125,11 @@ class SchedulerMachine(RuleBasedStateMachine):
                 progress.highest_succeeded,
                 progress.incompletes,
             )
-        elif partition.state.phase is PartitionPhase.OPEN:
+        elif what == "hold" and partition.state.phase is PartitionPhase.OPEN:
             self.scheduler.hold(partition.state)
         else:
-            self.scheduler.resume(partition.state)
+            self.scheduler.close(partition.state)
+            partition.state = partition.entries = None
 
     @rule(index=st.integers(0, PARTITIONS - 1), above=st.none() | st.integers(-1, 20))
     def set_ceiling(self, index: int, above: int | None) -> None:
@@ -376,7 +374,8 @@ class SchedulerMachine(RuleBasedStateMachine):
             return
         for state in self.scheduler.partitions:
             self.scheduler.set_ceiling(state, None)
-            self.scheduler.resume(state)
+            if state.phase is PartitionPhase.HELD:
+                self.scheduler.close(state)
         self.scheduler.finish(self.runs)
         self.now_ms += 1_000
         while runs := self.scheduler.take(self.now_ms, 10):

@@ -109,6 +109,16 @@ def test_a_folder_that_cannot_be_made_only_costs_time(
     batch(logs, 11, 31)
 
 
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can give a link to another user")
+def test_a_link_of_another_user_is_not_followed(logs: Logs, tmp_path: Path) -> None:
+    target, link = tmp_path / "target", tmp_path / f"kafkamq-folds-{os.getuid()}"
+    target.mkdir()
+    link.symlink_to(target)
+    os.lchown(link, 65_534, 65_534)
+    batch(logs, 0, 21)
+    assert not list(target.iterdir())
+
+
 def test_folds_that_nobody_uses_are_deleted(logs: Logs, tmp_path: Path) -> None:
     batch(logs, 0, 11, "ended long ago")
     (left,) = tmp_path.glob("*/*.json")

@@ -262,7 +262,7 @@ def test_ctrl_c_in_a_session_ends_the_statement_alone(
         (("replay",), "^choose with --where, --from or --to"),
         (("replay", "--from", "soon"), "^--from is 'soon': write a time as"),
         (("replay", "--everything", "--rate", "0"), "^rate is 0"),
-        (("replay", "--where", "false", "--rate", "inf"), "^rate is inf"),
+        (("replay", "--where", "false", "--rate", "inf"), "^rate is inf: .*finite"),
         (("dlq", "redrive", "--where", "nothing = 1"), "^--where: .*`nothing`"),
         (("audit", "--html", "/no/where/page.html"), "^--html /no/where/page.html: there is no"),
     ],

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import json
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
@@ -63,14 +65,18 @@ def test_state_and_rates_are_what_a_batch_reports() -> None:
             {"memoryUsedBytes": 10, "numRowsTotal": 3, "customMetrics": {"rocksdbSstFileSize": 7}},
         ],
     }  # fmt: skip
-    metrics.on_progress(progress)
+
+    def progressed(**of: object) -> Any:
+        return SimpleNamespace(progress=SimpleNamespace(json=json.dumps({**progress, **of})))
+
+    metrics.onQueryProgress(progressed())
     label = ("<id>",)
     assert catalog.SPARK_ROWS_PER_SECOND.values()[label] == 2000
     assert catalog.SPARK_STATE_BYTES.values()[label] == 17
     assert catalog.SPARK_STATE_ROWS.values()[label] == 3
     assert catalog.SPARK_BACKLOG.values()[label] == 6
-    metrics.on_progress({**progress, "durationMs": {"triggerExecution": 3}, "numInputRows": 0})
+    metrics.onQueryProgress(progressed(durationMs={"triggerExecution": 3}, numInputRows=0))
     assert sum(catalog.SPARK_BATCH_SECONDS.distributions()[label].counts) == 1  # no batch ran
-    metrics.on_ended("run", has_failed=False)
-    metrics.on_ended("unknown", has_failed=True)
+    metrics.onQueryTerminated(SimpleNamespace(runId="run", exception=None))
+    metrics.onQueryTerminated(SimpleNamespace(runId="unknown", exception="it failed"))
     assert catalog.SPARK_ROWS_PER_SECOND.values()[label] == 0

@@ -64,8 +64,6 @@ def test_tokens_are_the_offsets_of_the_claims(rules: str) -> None:
     third = told.claims(1200, "c")
     told.beat(1201, "c", 9)
     assert told.at(1201).token == third > second
-    assert told.log.takeovers == 1
-    assert told.log.refused_claims == 1
 
 
 @both
@@ -152,7 +150,6 @@ def test_release_checks_client_and_instance(rules: str) -> None:
         told.release(1002, who, 99)
     claim = told.at(1002)
     assert (claim.client, claim.offset) == ("a", 5)
-    assert told.log.ignored_releases == 4
     told.release(1500, "a.1", 7)  # stale, and still the last owner
     claim = told.at(1500)
     assert (claim.state, claim.offset, claim.release_s) == (ClaimState.FREE, 7, 1500)
@@ -234,7 +231,6 @@ def test_s3_heartbeats_of_others_are_ignored() -> None:
     assert claim.rival_at == rival, "but it is seen"
     told.release(1124, "a", 55)
     assert told.at(1124).offset == 80
-    assert told.log.ignored_heartbeats == 1
     told.claims(1243, "c")
     assert told.at(1243).rival_at == -1
 

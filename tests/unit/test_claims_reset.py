@@ -133,6 +133,19 @@ def test_a_live_group_is_moved_and_goes_on(office: Office) -> None:
     assert office.admin.paused_until() == 0
 
 
+def test_an_interrupt_leaves_no_pause(office: Office) -> None:
+    def interrupt(record: MarshalRecord) -> bool:
+        if record.type is MarshalType.CLAIMING_PARTITION:
+            raise KeyboardInterrupt
+        return False
+
+    office.refuses = interrupt
+    with pytest.raises(KeyboardInterrupt):
+        office.set({FIRST: 15}, within(30))
+    assert any(map(is_pause, office.sent))
+    assert office.admin.paused_until() == 0
+
+
 def test_while_it_goes_on_the_group_stays_away(servers: str) -> None:
     office = Office(servers, 1)
     with office.cluster.member("c", GROUP).hold(TOPIC, claims="greedy") as hold:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
@@ -10,11 +11,13 @@ import pytest
 from kafkamq.config import ServiceConfig, TrackerConfig
 from kafkamq.errors import DeadlineExceededError
 from kafkamq.markers.rules.hold import NEVER
-from kafkamq.markers.tracker.local import LocalTracker, MarkerReader
+from kafkamq.markers.tracker.local import LocalTracker
 from kafkamq.markers.tracker.partition import Started, TrackedPartition
 from kafkamq.markers.tracker.records import Quarantine
+from kafkamq.queue.topics import create_topics
 from kafkamq.queue.wire.headers import Origin
-from kafkamq.transport import clock, follower
+from kafkamq.transport import clock
+from kafkamq.transport.memory.cluster import forget_cluster
 from kafkamq.types import Marker, MarkerType, MessageId
 
 CONFIG = ServiceConfig(bootstrap_servers="127.0.0.1:1")
@@ -43,7 +46,7 @@ def tracker(monkeypatch: pytest.MonkeyPatch) -> Any:
     made._config = CONFIG
     made._partitions = {number: partition(number) for number in (3, 4)}
     made._quarantine = Quarantine(CONFIG)
-    made._reader = SimpleNamespace(begin=lambda *_: None)
+    made._reader = SimpleNamespace(place=lambda _: None)
     made._starting = 1
     return made
 
@@ -114,14 +117,17 @@ def test_one_partition_starts_however_much_is_due_elsewhere(tracker: Any) -> Non
 
 def test_a_loop_whose_quarantine_is_full_waits_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
     waited: list[float] = []
-    client = SimpleNamespace(
-        subscribe=lambda *_, **__: None,
-        consume=lambda _, timeout_s: waited.append(timeout_s) or [],
-    )
-    monkeypatch.setattr(follower, "open_consumer", lambda *_: client)
-    reader = MarkerReader(CONFIG, on_assigned=lambda _: None, on_revoked=lambda _: None)
-    assert not reader.poll(0.02, is_full=True)
+    name = uuid.uuid4().hex
+    config = ServiceConfig(bootstrap_servers=f"memory://{name}")
+    create_topics(config)
+    tracker = LocalTracker(config)
+    for each in (tracker.member, tracker._reader):
+        monkeypatch.setattr(each, "poll", lambda _, timeout_s: waited.append(timeout_s) or [])
+    monkeypatch.setattr(Quarantine, "is_full", True)
+    assert not tracker.run_once(0.02)
     assert sum(waited) == 0.02
+    tracker.close()
+    forget_cluster(name)
 
 
 def test_a_machine_that_was_suspended_asks_for_the_time_when_it_goes_on(

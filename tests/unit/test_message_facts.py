@@ -13,9 +13,10 @@ from kafkamq.config import ServiceConfig
 from kafkamq.errors import DeadlineExceededError
 from kafkamq.markers.rules.attempts import Attempt
 from kafkamq.queue.topics import create_topics
+from kafkamq.spark.batches import of_process
 from kafkamq.spark.source import folding as module
 from kafkamq.spark.source.columns import columns_of, deliveries_batch
-from kafkamq.spark.source.folding import MessageFacts, message_facts
+from kafkamq.spark.source.folding import MessageFacts
 from kafkamq.transport.clients import open_producer
 from kafkamq.transport.log_reader import Patience
 from kafkamq.transport.memory.cluster import MemoryKafka, cluster_of, forget_cluster
@@ -104,8 +105,8 @@ def test_messages_that_cannot_be_read_are_an_error(
 
 def test_the_tasks_of_a_process_share_a_client(cluster: MemoryKafka) -> None:
     """An audit asks a dozen queries, each of them in a task for each partition."""
-    first = message_facts(CONFIG)
+    first = of_process(MessageFacts, CONFIG)
     first.put_into([attempt(0)])
-    assert message_facts(CONFIG) is first
-    assert message_facts(replace(CONFIG, kafka={"client.id": "other"})) is not first
+    assert of_process(MessageFacts, CONFIG) is first
+    assert of_process(MessageFacts, replace(CONFIG, kafka={"client.id": "other"})) is not first
     first.close()

@@ -28,7 +28,7 @@ def restored(progress: Progress) -> OffsetTracker:
 def test_nothing_polled() -> None:
     tracker = OffsetTracker(7)
     assert tracker.committable_offset() == tracker.next_offset == 7
-    assert tracker.progress() == Progress(7, 6, (), True, 0)
+    assert tracker.progress() == Progress(7, 6, (), 0)
     assert tracker.first_open() is None
 
 
@@ -43,14 +43,14 @@ def test_what_is_in_flight_is_never_committed() -> None:
     assert tracker.committable_offset() == tracker.first_open() == 4
     assert tracker.progress().incompletes == (4, 5, 7, 8)
     tracker.complete([8, 7, 5, 4])
-    assert tracker.progress() == Progress(10, 9, (), True, tracker.version)
+    assert tracker.progress() == Progress(10, 9, (), tracker.version)
     assert tracker.first_open() is None
 
 
 def test_open_offsets_above_the_highest_that_succeeded_are_not_in_the_map() -> None:
     tracker = tracker_at(5, 5, 6, 7, 8)
     assert tracker.progress().incompletes == ()
-    assert not tracker.progress().is_complete
+    assert tracker.first_open() is not None
     assert tracker.progress().highest_succeeded == 4
     tracker.complete([6])
     assert tracker.progress().incompletes == (5,)
@@ -72,12 +72,12 @@ def test_offsets_that_do_not_exist_hold_nothing_back() -> None:
     tracker.complete([0])
     assert tracker.committable_offset() == 3
     tracker.complete([9])
-    assert tracker.progress() == Progress(3, 9, (3,), False, tracker.version)
+    assert tracker.progress() == Progress(3, 9, (3,), tracker.version)
     tracker.complete([3])
     assert tracker.committable_offset() == 10
     tracker.advance(14)  # markers at the end of the log
     assert tracker.committable_offset() == 14
-    assert tracker.progress().is_complete
+    assert tracker.first_open() is None
     tracker.advance(12)
     assert tracker.next_offset == 14
 
@@ -102,7 +102,7 @@ def test_what_was_polled_is_not_accepted_twice() -> None:
 def test_completing_what_is_not_open_is_ignored() -> None:
     tracker = tracker_at(10, 10, 11)
     tracker.complete([3, 12, 99, 11, 11])
-    assert tracker.progress() == Progress(10, 11, (10,), False, tracker.version)
+    assert tracker.progress() == Progress(10, 11, (10,), tracker.version)
     tracker.complete([])
     tracker.complete([500])
     assert tracker.highest_succeeded == 11
@@ -148,7 +148,7 @@ def test_a_single_stuck_message_in_front_of_20000() -> None:
     tracker = tracker_at(1_000, *range(1_000, 21_001))
     tracker.complete(range(1_001, 21_001))
     progress = tracker.progress()
-    assert progress == Progress(1_000, 21_000, (1_000,), False, tracker.version)
+    assert progress == Progress(1_000, 21_000, (1_000,), tracker.version)
     second = restored(progress)
     assert second.committable_offset() == 1_000
     assert list(second.add(range(1_000, 1_500))) == [1_000]
@@ -173,7 +173,7 @@ def test_a_restart_in_the_middle_of_a_restart_keeps_what_is_done() -> None:
 def test_a_map_without_holes() -> None:
     """Committed below what is done, as some tool may: nothing of it is repeated."""
     tracker = OffsetTracker(10, highest_seen=19)
-    assert tracker.progress() == Progress(10, 19, (), False, 0)
+    assert tracker.progress() == Progress(10, 19, (), 0)
     assert list(tracker.add(range(10, 22))) == [20, 21]
     assert tracker.committable_offset() == 20
 
@@ -181,7 +181,7 @@ def test_a_map_without_holes() -> None:
 def test_a_map_that_ends_with_a_hole() -> None:
     """Parallel Consumer may write one, when nothing has succeeded yet."""
     tracker = OffsetTracker(10, highest_seen=15, incompletes=(10, 15))
-    assert tracker.progress() == Progress(10, 15, (10, 15), False, 0)
+    assert tracker.progress() == Progress(10, 15, (10, 15), 0)
     assert list(tracker.add(range(10, 17))) == [10, 15, 16]
     assert tracker.progress().incompletes == (10, 15)
 
@@ -203,7 +203,7 @@ def test_holes_that_the_position_passed() -> None:
     assert tracker.committable_offset() == 12
     assert tracker.progress().incompletes == (15,)
     tracker.advance(40)
-    assert tracker.progress() == Progress(40, 39, (), True, tracker.version)
+    assert tracker.progress() == Progress(40, 39, (), tracker.version)
 
 
 def test_a_first_poll_below_the_committed_offset_drops_the_map() -> None:
@@ -231,7 +231,7 @@ def test_memory_goes_by_what_is_open() -> None:
         tracker.add(range(start, start + 1_000))
         tracker.complete(range(start, start + 1_000))
         assert tracker.open_count == 1
-    assert tracker.progress() == Progress(0, 200_000, (0,), False, tracker.version)
+    assert tracker.progress() == Progress(0, 200_000, (0,), tracker.version)
 
 
 def test_any_order_of_completion_ends_at_the_same_place() -> None:
@@ -246,4 +246,4 @@ def test_any_order_of_completion_ends_at_the_same_place() -> None:
         left.difference_update(done)
         assert tracker.committable_offset() == min(left, default=offsets[-1] + 1)
         tracker.check()
-    assert tracker.progress().is_complete
+    assert tracker.first_open() is None

@@ -46,7 +46,7 @@ def test_a_full_map_holds_back_new_work_until_its_holes_are_filled() -> None:
         length = progress.highest_succeeded - base + 1
         holes = [hole for hole in sorted(progress.incompletes) if hole < base + length]
         chars = len(runs_of(base, length, holes)) * 8 // 3  # a map that shrinks with its holes
-        verdict = flow.judge_map(0 if progress.is_complete else chars, progress)
+        verdict = flow.judge_map(chars if progress.needs_map else 0, progress)
         target.set_ceiling(partition, verdict.ceiling)
         return verdict
 
@@ -69,7 +69,7 @@ def test_a_full_map_holds_back_new_work_until_its_holes_are_filled() -> None:
     while runs := target.take(0, 50):
         target.finish(runs)
         judge()
-    assert partition.tracker.progress().is_complete
+    assert partition.tracker.first_open() is None
 
 
 def test_limits_of_a_map() -> None:

@@ -521,6 +521,20 @@ def test_a_job_with_a_field_that_is_not_known_is_refused(path: Path) -> None:
         assert (answer.status_code, f"no {name}" in answer.text) == (400, True), answer.text
 
 
+def test_a_rate_that_is_no_number_of_messages_is_refused(path: Path) -> None:
+    site = pages(path)
+    known = {**LOCAL, "x-csrf-token": token_of(site)}
+    for rate in ("inf", "-inf", "nan", "1e999", "-1", "1000001"):
+        form = {"rate": rate, "everything": "yes"}
+        answer = site.get("/jobs", known, method="POST", data=form)
+        assert (answer.status_code, "it must be from 0 to" in answer.text) == (400, True), rate
+    for rate, why in (("1e999", "Number out of range"), ("1e300", "it must be from 0 to")):
+        content = f'{{"rate": {rate}, "everything": true}}'.encode()
+        headers = {**known, "content-type": "application/json"}
+        answer = site.get("/api/jobs", headers, method="POST", content=content)
+        assert (answer.status_code, why in answer.text) == (400, True), answer.text
+
+
 def test_a_field_that_is_there_twice_and_everything_but_yes_are_refused(path: Path) -> None:
     """One of the two would choose, and ``no`` would mean all."""
     site = pages(path)

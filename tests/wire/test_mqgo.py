@@ -13,13 +13,13 @@ from tests.wire.strategies import INT32, INT64, bounded, durations, ends, starts
 from kafkamq.errors import ConfigError, WireError
 from kafkamq.markers.wire.interop import (
     CONSUMER_GROUP_PREFIX,
-    TRACKER_GROUP,
     GoRecord,
     decode_go_marker,
     encode_go_marker,
     encode_go_message,
 )
 from kafkamq.markers.wire.markers import decode_marker, encode_marker
+from kafkamq.queue.topics import FOREIGN_TRACKER_GROUP
 from kafkamq.types import Marker, MarkerType, MessageId, Outcome
 
 START = bytes.fromhex("1a 05 08 01 10 ac 02 20 e0 d4 03 2a 06 6f7264657273 32 02 6869")
@@ -50,7 +50,7 @@ def test_its_message_has_the_queue_id_as_key() -> None:
     with pytest.raises(ConfigError):
         encode_go_message("a\0b", b"hi")
     assert CONSUMER_GROUP_PREFIX + "orders" == "kafka-mq-orders"
-    assert TRACKER_GROUP == "kafka-mq-redelivery"
+    assert FOREIGN_TRACKER_GROUP == "kafka-mq-redelivery"
 
 
 @pytest.mark.parametrize(

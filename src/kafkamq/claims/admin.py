@@ -151,20 +151,23 @@ class Admin:
         # The pause outlasts everything, also what a member's wrong clock takes off. A longer one of
         # somebody else is not shortened, nor ended.
         until_s = now_s + 2 * (patience_ms // 1000) + 60
+        pauses = {number: max(until_s, before_s) for number, before_s in before.items()}
         try:
-            pauses = {number: max(until_s, before_s) for number, before_s in before.items()}
-            self._write(pauses, patience_ms / 1000)
-        except DeadlineExceededError:
-            change.fail("the group could not be paused")
-        else:
-            change.run(deadline_s - time.monotonic())
-        is_resumed = True
-        try:
+            try:
+                self._write(pauses, patience_ms / 1000)
+            except DeadlineExceededError:
+                change.fail("the group could not be paused")
+            else:
+                change.run(deadline_s - time.monotonic())
+        finally:
+            # An interrupt must not leave the group paused, either.
             now_s = int(engine.clock.now_s())
             left = {number: at_s if at_s > now_s else 0 for number, at_s in before.items()}
-            self._write(left, max(patience_ms / 1000, MIN_RESUME_S))
-        except DeadlineExceededError:
-            is_resumed = False
+            is_resumed = True
+            try:
+                self._write(left, max(patience_ms / 1000, MIN_RESUME_S))
+            except DeadlineExceededError:
+                is_resumed = False
         return change.result(is_resumed=is_resumed)
 
     # ---- how

@@ -295,7 +295,6 @@ class RangeClaims:
     """
 
     _reading: ClaimedRange | None = None
-    _handed_out = 0
 
     def __init__(
         self,
@@ -376,10 +375,7 @@ class RangeClaims:
             is_ready=lambda: engine.is_ready and engine.error is None,
         )
         engine.on_turn = self._loop.beat
-        self._forget_metrics = (
-            HELD.watch(lambda: {self._labels: float(len(self.held()))}),
-            HANDED_OUT.watch(lambda: {self._labels: float(self._handed_out)}),
-        )
+        self._forget_metrics = HELD.watch(lambda: {self._labels: float(len(self.held()))})
 
     def __enter__(self) -> RangeClaims:
         return self
@@ -449,9 +445,7 @@ class RangeClaims:
                 return
             self._is_closed = self._is_stopped = True
         health.remove(self._loop)
-        for forget in self._forget_metrics:
-            forget()
-        HANDED_OUT.add(self._handed_out, *self._labels)
+        self._forget_metrics()
         # What another thread, or this one below a signal's handler, has said to be done is so:
         # nothing is read back behind this.
         with suppress(KafkaMQError):
@@ -474,10 +468,11 @@ class RangeClaims:
         with self._until_closed(claimed):
             for found in self._read(claimed):
                 for message in found:
-                    # Nothing that waits, also for a lock, stands behind this check (RC7).
+                    # Nothing that waits, also for a lock, stands behind the check (RC7). So it is
+                    # counted first, also where the claim is lost.
+                    HANDED_OUT.add(1, *self._labels)
                     self._require(claimed)
                     claimed.position = message.offset + 1
-                    self._handed_out += 1
                     yield message
                     if self.is_stopped:
                         return
@@ -486,11 +481,11 @@ class RangeClaims:
         place = (claimed.topic, claimed.partition, claimed.token)
         with self._until_closed(claimed):
             for found in self._read(claimed):
+                HANDED_OUT.add(len(found), *self._labels)
                 self._require(claimed)
                 claimed.position = found[-1].offset + 1
                 if self.is_once:
                     self._end_first(claimed)
-                self._handed_out += len(found)
                 try:
                     yield Batch(*place, tuple(found))
                 except GeneratorExit:

@@ -16,11 +16,11 @@ from kafkamq.config import Options, ServiceConfig
 from kafkamq.errors import BrokerError, ConfigError, DeadlineExceededError, WireError
 from kafkamq.markers.membership import broker_session_problems, session_problem
 from kafkamq.markers.tracker.records import StatusReader
-from kafkamq.markers.wire.interop import CONSUMER_GROUP_PREFIX, TRACKER_GROUP
+from kafkamq.markers.wire.interop import CONSUMER_GROUP_PREFIX
 from kafkamq.markers.wire.markers import decode_marker
 from kafkamq.markers.wire.records import TrackerStatus
 from kafkamq.queue.names import group_of
-from kafkamq.queue.topics import check_topics
+from kafkamq.queue.topics import FOREIGN_TRACKER_GROUP, check_topics
 from kafkamq.queue.wire.keys import split_key
 from kafkamq.transport.admin import Admin, ClusterInfo, require_brokers
 from kafkamq.transport.broker_release import broker_release
@@ -135,7 +135,7 @@ def _bounds(admin: Admin, topic: str) -> dict[int, tuple[int, int]]:
 def _groups(admin: Admin, config: ServiceConfig) -> dict[str, str]:
     """Return groups of workers, whose they are, and queues: kafka-mq-go's first, then ours."""
     listed = admin.wait(admin.client.list_consumer_groups(), "listing groups").valid or []
-    names = [group.group_id for group in listed if group.group_id != TRACKER_GROUP]
+    names = [group.group_id for group in listed if group.group_id != FOREIGN_TRACKER_GROUP]
     return {
         name: name.removeprefix(prefix)
         for prefix in (CONSUMER_GROUP_PREFIX, group_of(config, ""))

@@ -219,11 +219,17 @@ class Positions:
                 raise
             self._warn("positions that were kept cannot be read", str(error))
         # Those of a topic that may have been recreated since do not count (R13).
-        return {
+        kept = {
             number: position
             for number, position in found.items()
             if topic_id and topic_id == position.topic_id
         }
+        if kept:
+            _log.warning(
+                "the group's offsets are gone (offsets.retention.minutes); the ledger has them",
+                extra={"queue": self._queue_key.decode(), "partitions": sorted(kept)},
+            )
+        return kept
 
     def _ledger_starts(self, partitions: Collection[int]) -> dict[int, int]:
         """Return where the partitions of the ledger begin that may hold these positions.

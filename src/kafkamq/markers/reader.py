@@ -377,10 +377,6 @@ class MessageReader:
         if lost:
             kept = self.positions.find(lost, self._state.facts.message_topic_id)
             if kept:
-                _log.warning(
-                    "the group's offsets are gone (offsets.retention.minutes); the ledger has them",
-                    extra={"queue": self._queue.queue_id, "partitions": sorted(kept)},
-                )
                 found.started = self.positions.started_since(kept)
             found.kept = {number: position.offset for number, position in kept.items()}
         for number in wanted:

@@ -77,7 +77,7 @@ class MarkerWriter(IdempotentProducer):
     def poll(self) -> None:
         """Serve the reports that are there, unless another thread does so, or did a moment ago.
 
-        Whoever serves takes turns with the application's thread, one per report, which is slow.
+        A thread that serves takes turns with the application's, one per report, which is slow.
 
         Raises:
             BrokerError: As ``flush``.

@@ -159,9 +159,13 @@ def _findings(admin: Admin, config: ServiceConfig, max_lease_ms: int) -> list[Fi
         findings += _of_dead_letters(topics[config.dead_letter_topic])
     if config.tracker_topic in topics:
         findings += _of_status(topics[config.tracker_topic])
+    what = "brokers refuse what a client writes whose clock is an hour ahead"
+    lost = "positions and status are not kept"
+    setting = "message.timestamp.type=LogAppendTime"
     for name in (config.tracker_topic, config.ledger_topic):
         if name in topics:
-            findings += _of_time(topics[name], config.bootstrap_servers)
+            mend = mending_command(config.bootstrap_servers, name, setting)
+            findings += _of_time(topics[name], "warn", f"{what}, so {lost}; {mend}")
     findings += _of_sizes(topics, config)
     copied = (config.message_topic, config.marker_topic, config.dead_letter_topic)
     findings += _of_replication([topics[name] for name in copied if name in topics])
@@ -194,15 +198,18 @@ def _of_log(topic: TopicInfo) -> Iterator[Finding]:
         if_compact="compaction removes messages and markers",
         if_bytes="retention.bytes is set: a burst would delete what is still needed; set it to -1",
     )
+    yield from _of_time(
+        topic,
+        "refuse",
+        "one client with a wrong clock would move everybody's time; set it to LogAppendTime, and "
+        "use a new namespace if the topic holds records already",
+    )
+
+
+def _of_time(topic: TopicInfo, level: Literal["refuse", "warn"], what: str) -> Iterator[Finding]:
     kind = _has(topic, "message.timestamp.type", "CreateTime")
     if kind != "LogAppendTime":
-        yield Finding(
-            "refuse",
-            topic.name,
-            f"message.timestamp.type is {kind}: one client with a wrong clock would move "
-            "everybody's time; set it to LogAppendTime, and use a new namespace if the topic holds "
-            "records already",
-        )
+        yield Finding(level, topic.name, f"message.timestamp.type is {kind}: {what}")
 
 
 def _of_markers(topic: TopicInfo, max_lease_ms: int) -> Iterator[Finding]:
@@ -230,18 +237,6 @@ def _of_status(topic: TopicInfo) -> Iterator[Finding]:
     if policy != "compact":
         what = "set it to compact, or the status of a quiet partition vanishes"
         yield Finding("warn", topic.name, f"cleanup.policy is {policy}: {what}")
-
-
-def _of_time(topic: TopicInfo, servers: str) -> Iterator[Finding]:
-    kind = _has(topic, "message.timestamp.type", "CreateTime")
-    if kind != "LogAppendTime":
-        yield Finding(
-            "warn",
-            topic.name,
-            f"message.timestamp.type is {kind}: brokers refuse what a client writes whose clock is "
-            "an hour ahead, so positions and status are not kept; "
-            + mending_command(servers, topic.name, "message.timestamp.type=LogAppendTime"),
-        )
 
 
 def mending_command(servers: str, topic: str, setting: str) -> str:

@@ -356,8 +356,8 @@ def members_to_add(
 ) -> int:
     """Return how many it takes until as many as at first may fetch.
 
-    A partition is assigned to few members of a group. While all of these are held back nobody reads
-    it, whoever else is there.
+    A partition is assigned to few members of a group. While all of these are held back no other
+    member reads it.
     """
     fetching = sum(since is None or now_ms - since < HELD_BACK_MS for since in held_since_ms)
     return max(0, min(first - fetching, maximum - len(held_since_ms)))

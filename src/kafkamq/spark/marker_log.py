@@ -11,10 +11,10 @@ from functools import partial
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import BrokerError, WireError
 from kafkamq.markers.wire.markers import decode_marker
-from kafkamq.queue.namespace import IDENTITY_AGE_S, Namespace, NamespaceFacts
+from kafkamq.queue.namespace import Namespace
 from kafkamq.spark.batches import of_process
 from kafkamq.transport.admin import Admin
-from kafkamq.transport.clock import NS_PER_MS, monotonic_ms
+from kafkamq.transport.clock import monotonic_ms
 from kafkamq.transport.errors import KafkaError, Meaning, broker_error, meaning
 from kafkamq.transport.log_reader import LogRange, LogReader
 from kafkamq.transport.producer import IdempotentProducer
@@ -38,7 +38,7 @@ class MarkerLog:
     def __init__(self, config: ServiceConfig) -> None:
         self._config = config
         self._topic = config.marker_topic
-        self._namespace = Namespace(config)
+        self.namespace = Namespace(config)
         settings = marker_settings(config, linger_ms=2, queue_buffering_max_messages=1_000_000)
         self._producer = IdempotentProducer(config, settings, max_block_s=_FLUSH_S)
         self._reader = LogReader(config)
@@ -79,17 +79,8 @@ class MarkerLog:
             self._producer.confirm(lambda: not missing, doing, _FLUSH_S)
             if errors:
                 raise broker_error(self._producer.failed(errors[0]), doing)
-            self._namespace.broker_clock.reported(log_ms, written_ms)
+            self.namespace.broker_clock.reported(log_ms, written_ms)
         return places
-
-    def broker_ms(self) -> int | None:
-        """Return the brokers' time (R28); None: it is not known."""
-        return self._namespace.broker_clock.now_ms(time.time_ns() // NS_PER_MS, monotonic_ms())
-
-    def facts(self) -> NamespaceFacts:
-        """Return what the topics are like; asked for again now and then."""
-        self._namespace.refresh_if_old(IDENTITY_AGE_S)
-        return self._namespace.facts()
 
     def ends(self, partitions: Sequence[int]) -> dict[int, int]:
         """Offset behind the last committed marker of each partition."""

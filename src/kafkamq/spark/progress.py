@@ -12,34 +12,45 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from pyspark.sql.streaming.listener import StreamingQueryListener
+
 from kafkamq.metrics import catalog
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+_FILES = "rocksdbSstFileSize"
 _log = logging.getLogger(__name__)
 
 
-class QueryMetrics:
-    def __init__(self, names: Callable[[str], str] = lambda name: name) -> None:
+class QueryMetrics(StreamingQueryListener):
+    def __init__(self, names: Callable[[str], str]) -> None:
         """``names`` turns a query's name (its id, if it has none) into the label."""
         self._names = names
         self._labels: dict[str, str] = {}
 
-    def on_started(self, run_id: str, name: str) -> None:
-        self._labels[run_id] = self._names(name)
-        catalog.SPARK_RUNNING.set(1, self._labels[run_id])
+    def onQueryStarted(self, event: Any) -> None:  # noqa: N802 - Spark's
+        self._label(str(event.runId), event.name or str(event.id))
 
-    def on_progress(self, progress: Mapping[str, Any]) -> None:
-        """A batch has ended, or nothing was to be done; as in ``query.lastProgress``."""
-        run_id = progress["runId"]
+    def onQueryIdle(self, event: Any) -> None:  # noqa: N802 - Spark's
+        ...
+
+    def _label(self, run_id: str, name: str) -> str:
         if run_id not in self._labels:
-            self.on_started(run_id, progress.get("name") or progress["id"])
-        label = self._labels[run_id]
+            self._labels[run_id] = self._names(name)
+            catalog.SPARK_RUNNING.set(1, self._labels[run_id])
+        return self._labels[run_id]
+
+    def onQueryProgress(self, event: Any) -> None:  # noqa: N802 - Spark's
+        """A batch has ended, or nothing was to be done."""
+        progress = json.loads(event.progress.json)
+        label = self._label(progress["runId"], progress.get("name") or progress["id"])
         catalog.SPARK_BACKLOG.set(sum(map(_backlog, progress["sources"])), label)
         operators = progress["stateOperators"]
         if operators:
-            catalog.SPARK_STATE_BYTES.set(sum(map(_state_bytes, operators)), label)
+            memory = sum(each["memoryUsedBytes"] for each in operators)
+            files = sum(each.get("customMetrics", {}).get(_FILES, 0) for each in operators)
+            catalog.SPARK_STATE_BYTES.set(memory + files, label)
             catalog.SPARK_STATE_ROWS.set(sum(each["numRowsTotal"] for each in operators), label)
         took_s = progress["durationMs"].get("triggerExecution", 0) / 1000
         rows = progress["numInputRows"]
@@ -51,20 +62,14 @@ class QueryMetrics:
         if took_s > 0:
             catalog.SPARK_ROWS_PER_SECOND.set(rows / took_s, label)
 
-    def on_ended(self, run_id: str, *, has_failed: bool) -> None:
-        label = self._labels.pop(run_id, None)
+    def onQueryTerminated(self, event: Any) -> None:  # noqa: N802 - Spark's
+        label = self._labels.pop(str(event.runId), None)
         if label is None:
             return
         catalog.SPARK_RUNNING.set(0, label)
         catalog.SPARK_ROWS_PER_SECOND.set(0, label)
-        if has_failed:
+        if event.exception is not None:
             catalog.SPARK_FAILURES.add(1, label)
-
-
-def _state_bytes(operator: Mapping[str, Any]) -> int:
-    files: int = operator.get("customMetrics", {}).get("rocksdbSstFileSize", 0)
-    memory: int = operator["memoryUsedBytes"]
-    return memory + files
 
 
 def _backlog(source: Mapping[str, Any]) -> int:
@@ -94,31 +99,14 @@ def _offsets(value: object) -> dict[tuple[str, str], int]:
 @contextmanager
 def watching(
     spark: SparkSession, names: Callable[[str], str] = lambda name: name
-) -> Iterator[QueryMetrics]:
+) -> Iterator[None]:
     """Count what the session's queries report while the block runs."""
-    from pyspark.sql.streaming.listener import StreamingQueryListener
-
     metrics = QueryMetrics(names)
-
-    class Listener(StreamingQueryListener):
-        def onQueryStarted(self, event: Any) -> None:  # noqa: N802 - Spark's
-            metrics.on_started(str(event.runId), event.name or str(event.id))
-
-        def onQueryProgress(self, event: Any) -> None:  # noqa: N802 - Spark's
-            metrics.on_progress(json.loads(event.progress.json))
-
-        def onQueryIdle(self, event: Any) -> None:  # noqa: N802 - Spark's
-            ...
-
-        def onQueryTerminated(self, event: Any) -> None:  # noqa: N802 - Spark's
-            metrics.on_ended(str(event.runId), has_failed=event.exception is not None)
-
-    listener = Listener()
-    spark.streams.addListener(listener)
+    spark.streams.addListener(metrics)
     try:
-        yield metrics
+        yield
     finally:
         try:
-            spark.streams.removeListener(listener)
+            spark.streams.removeListener(metrics)
         except Exception:  # noqa: BLE001 - py4j raises anything when the JVM is gone
             _log.info("the listener could not be removed, the JVM may be gone")

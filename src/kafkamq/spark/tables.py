@@ -175,7 +175,6 @@ def write_once(frame: DataFrame, table: str) -> None:
 
 
 def insert_once(frame: DataFrame, table: Table) -> None:
-    """``write_once`` into a table that was checked."""
     try:
         _insert(frame, table)
     except spark_errors():

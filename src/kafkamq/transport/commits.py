@@ -6,7 +6,7 @@ So a member begins its commits, and hears of their answers inside later polls.
 
 confluent-kafka (2.16) commits metadata with the NUL that ends its C string, and reads it up to a
 NUL: where none was committed, as by Java's clients, some memory that follows is read as well, and
-the admin client's answer is no other. Whoever decodes metadata must find its end in it.
+the admin client's answer is no other. So what decodes metadata must find its end in it.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 A record is in the log when its own delivery report says so, and by nothing else: the client that
 has nothing under way may be another one than took the record.
 
-A fatal error ends librdkafka's client. Whoever serves reports next recreates it: what the former
-one held would never be sent, so it is reported as failed at once.
+A fatal error ends librdkafka's client. The thread that serves reports next makes a new one: what
+the former one held would never be sent, so it is reported as failed at once.
 """
 
 from __future__ import annotations

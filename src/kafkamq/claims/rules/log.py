@@ -188,7 +188,7 @@ class PeerRules:
     def advance(self, observed_at_s: float, broker_time_s: float | None) -> None:
         self._observed_s = floor(observed_at_s)
 
-    def heartbeat(self, entry: Entry, record: MarshalRecord, at: int) -> bool:
+    def heartbeat(self, entry: Entry, record: MarshalRecord, at: int) -> None:
         owner = (record.client, record.instance)
         if not entry.has_owner or owner != entry.owner or not entry.heartbeat_s:
             entry.own(owner, at)
@@ -196,28 +196,25 @@ class PeerRules:
         entry.heartbeat_s = record.time_s
         entry.release_s = 0
         entry.renewed_at = at
-        return True
 
-    def claim(self, entry: Entry, record: MarshalRecord, at: int) -> bool:
+    def claim(self, entry: Entry, record: MarshalRecord, at: int) -> None:
         if self._holds(entry, self._observed_s):
-            return False
+            return
         entry.own((record.client, record.instance), at)
         entry.heartbeat_s = record.time_s
         entry.release_s = 0
         entry.renewed_at = at
-        return True
 
-    def release(self, entry: Entry, record: MarshalRecord, at: int) -> bool:
+    def release(self, entry: Entry, record: MarshalRecord, at: int) -> None:
         if (record.client, record.instance) != entry.owner:
-            return False
+            return
         if not entry.has_owner and record.group:
             # The peer's empty entry belongs to no group.
-            return False
+            return
         entry.offset = record.offset
         entry.heartbeat_s = 0
         entry.release_s = record.time_s
         entry.released_at = at
-        return True
 
     def intend(self, entry: Entry, record: MarshalRecord, at: int) -> bool:
         if (record.client, record.instance) != entry.owner:
@@ -269,7 +266,7 @@ class SafeRules:
             raise StateError("the safe rules need the broker's time of every record")
         self._clock.advance(max(0, round(broker_time_s * 1000)))  # S1
 
-    def heartbeat(self, entry: Entry, record: MarshalRecord, at: int) -> bool:
+    def heartbeat(self, entry: Entry, record: MarshalRecord, at: int) -> None:
         owner = (record.client, record.instance)
         is_new = self._is_new(entry, record)
         if entry.contenders is not None:
@@ -294,38 +291,35 @@ class SafeRules:
             self._renew(entry, record, at, offset=max(entry.offset, record.offset))
         else:  # S3
             entry.rival_at = at
-            return False
-        return True
 
-    def claim(self, entry: Entry, record: MarshalRecord, at: int) -> bool:
+    def claim(self, entry: Entry, record: MarshalRecord, at: int) -> None:
         owner = (record.client, record.instance)
         self._is_new(entry, record)
         if entry.contenders is not None:
             if not self._is_warm() or self._live(entry, self._clock.now_ms):  # S7
                 self._note(entry, owner, None).claimed_at = at
-                return False
+                return
             entry.offset, max_offset = entry.offsets()
             entry.contenders = None
             # Whether the last one that was seen owned it is not known.
             entry.has_owner = False
         elif self._holds(entry):  # S2: not even by its own holder
-            return False
+            return
         else:
             max_offset = entry.max_offset
         self._hand_over(entry, owner, at)
         entry.is_grounded = True
         self._renew(entry, record, at, offset=entry.offset)
         entry.max_offset = max_offset
-        return True
 
-    def release(self, entry: Entry, record: MarshalRecord, at: int) -> bool:
+    def release(self, entry: Entry, record: MarshalRecord, at: int) -> None:
         owner = (record.client, record.instance)
         if entry.contenders is not None:
             contender = self._note(entry, owner, record.offset)
             contender.is_open = contender is entry.contenders.get(_OTHERS)
             contender.released_at = at
         if owner != entry.owner or not entry.has_owner:  # S6
-            return False
+            return
         entry.is_held = False
         if entry.visits > 1:
             entry.offset = max(entry.offset, record.offset)
@@ -335,7 +329,6 @@ class SafeRules:
         entry.heartbeat_s = 0
         entry.release_s = record.time_s
         entry.released_at = at
-        return True
 
     def intend(self, entry: Entry, record: MarshalRecord, at: int) -> bool:
         if (record.client, record.instance) != entry.owner or not self._holds(entry):
@@ -501,10 +494,6 @@ class ClaimLog:
         next_offset: The first offset that was not applied.
         malformed: Records that no reader could decode; they change nothing.
         impossible: Records that name a partition which Kafka cannot have; they change nothing.
-        refused_claims: Claims of a partition that was held.
-        ignored_heartbeats: Heartbeats of somebody who is not the owner (``safe`` only).
-        ignored_releases: Releases by somebody who is not the owner.
-        takeovers: Accepted claims of a partition whose owner had gone stale.
     """
 
     def __init__(
@@ -545,10 +534,6 @@ class ClaimLog:
         self.next_offset = 0
         self.malformed = 0
         self.impossible = 0
-        self.refused_claims = 0
-        self.ignored_heartbeats = 0
-        self.ignored_releases = 0
-        self.takeovers = 0
 
     def apply(
         self,
@@ -664,17 +649,11 @@ class ClaimLog:
     def _fold(self, record: MarshalRecord, offset: int) -> None:
         rules, entry = self._rules, self._entry(record)
         if record.type is MarshalType.HEARTBEAT:
-            if not rules.heartbeat(entry, record, offset):
-                self.ignored_heartbeats += 1
+            rules.heartbeat(entry, record, offset)
         elif record.type is MarshalType.CLAIMING_PARTITION:
-            was_held = bool(entry.heartbeat_s)
-            if not rules.claim(entry, record, offset):
-                self.refused_claims += 1
-            elif was_held:
-                self.takeovers += 1
+            rules.claim(entry, record, offset)
         elif record.type is MarshalType.RELEASING_PARTITION:
-            if not rules.release(entry, record, offset):
-                self.ignored_releases += 1
+            rules.release(entry, record, offset)
         elif not rules.intend(entry, record, offset):  # G7
             entry.asked_at, entry.asker = offset, (record.client, record.instance)
 

@@ -180,8 +180,6 @@ class RangeLog:
         self._places: dict[int, _PartitionClaims] = {}
         self._begin = -1
         self.next_offset = 0
-        self.refused = 0
-        self.ignored = 0
 
     def apply(self, record: RangeRecord | None, *, offset: int, broker_time_s: float) -> bool:
         """Fold a record; whether it was a RangeDone that ended something (RC8)."""
@@ -195,7 +193,7 @@ class RangeLog:
         if self._since_ms is not None:
             self._hear_frontier(place, record)
         if record.type is RangeType.CLAIM:
-            self.refused += not self._claim(place, record, owner, offset)
+            self._claim(place, record, owner, offset)
         elif record.type is RangeType.BEAT:
             self._beat(place, record, owner, offset)
         elif record.type is RangeType.FREE:
@@ -276,8 +274,8 @@ class RangeLog:
 
     # ---- rules
 
-    def _claim(self, place: _PartitionClaims, record: RangeRecord, owner: _Owner, at: int) -> bool:
-        """Fold a claim; False: it is refused (RC2)."""
+    def _claim(self, place: _PartitionClaims, record: RangeRecord, owner: _Owner, at: int) -> None:
+        """Fold a claim (RC2)."""
         known = place.ranges.get(record.first)
         if not self.is_warm or not 0 < record.next - record.first <= MAX_RANGE:
             if known is not None and known.is_free and known.next == record.next:
@@ -286,18 +284,17 @@ class RangeLog:
                 known.unsure_at = at
             elif known is None:
                 self._claimed_unjudged(place, record, at)
-            return False
+            return
         if known is not None:
             if known.next != record.next or self._is_held(known):
-                return False
+                return
         elif place.frontier not in (-1, record.first) or len(place.ranges) >= MAX_RANGES:
             self._note(place.claimed, record.first, at)
-            return False
+            return
         place.ranges[record.first] = HeldRange(
             record.first, record.next, owner, at, self._clock.now_ms
         )
         place.frontier = max(place.frontier, record.next)
-        return True
 
     def _claimed_unjudged(self, place: _PartitionClaims, record: RangeRecord, at: int) -> None:
         """Fold a claim while not all is known (RC3): others tell whether it was accepted."""
@@ -316,7 +313,6 @@ class RangeLog:
             self._belongs(known, record, owner)
         elif record.next > record.first:
             if not self._was_claimed_before(place, record):
-                self.ignored += 1
                 return
             is_known = place.claimed.are_known_to(record)
             place.ranges[record.first] = HeldRange(
@@ -341,8 +337,6 @@ class RangeLog:
                 is_hearsay=True, unsure_at=record.seen if is_known else at,
             )  # fmt: skip
             place.frontier = max(place.frontier, record.next)
-        else:
-            self.ignored += 1
 
     def _done(self, place: _PartitionClaims, record: RangeRecord, owner: _Owner, at: int) -> bool:
         """Fold the end of a range, or of its beginning; False: it ends nothing (RC4)."""
@@ -351,7 +345,6 @@ class RangeLog:
             self._note(place.ended, record.first, at)
         is_of = known is not None and (known.owner == owner or known.is_hearsay)
         if known is None or not is_of or not known.first < record.next <= known.next:
-            self.ignored += 1
             return False
         del place.ranges[record.first]
         self._note(place.ended, record.first, at)

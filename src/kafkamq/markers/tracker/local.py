@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -109,7 +109,25 @@ class LocalTracker:
         self._starting = 0
         self._next_status_s = 0.0
         self.is_over = False
-        self._reader = MarkerReader(config, on_assigned=self._assigned, on_revoked=self._revoked)
+        # All replicas share partitions out in one way, whatever the user chose for queues.
+        kafka = {name: value for name, value in config.kafka.items() if name != _STRATEGY}
+        # The member is assigned the partitions and fences transactions (R22); the reader reads.
+        self.member = GroupConsumer(
+            replace(config, kafka=kafka),
+            self,
+            [config.marker_topic],
+            group_id=tracker_group(config),
+            strategy=COOPERATIVE,
+            session_ms=_SESSION_MS,
+            ignores=lambda error: not is_fatal(error),
+            topic_metadata_refresh_interval_ms=_NEW_PARTITIONS_MS,
+        )
+        self._reader = Follower(
+            config,
+            f"reading {config.marker_topic}",
+            ignores=lambda error: not is_fatal(error),
+            enable_partition_eof=True,
+        )
         self._metrics = TrackerMetrics(config, self.statuses)
         name = f"tracker of {config.namespace}"
         self._loop = health.add(name, max_age_s=_MAX_TURN_S, is_ready=self._is_ready)
@@ -140,7 +158,7 @@ class LocalTracker:
             raise StateError("this tracker is closed")
         self._loop.beat()
         self._workers.deliver()
-        records = self._reader.poll(timeout_s, is_full=self._quarantine.is_full)
+        records = self._read(timeout_s)
         if records or self._reader.ends:
             self._fold(records)
         self._guard_positions()
@@ -203,10 +221,10 @@ class LocalTracker:
 
     def _is_ready(self) -> bool:
         """A replica without partitions stands by, which is all that it can do."""
-        return self._reader.member.is_member and (not self._partitions or self.is_live)
+        return self.member.is_member and (not self._partitions or self.is_live)
 
     @property
-    def assigned(self) -> frozenset[int]:
+    def partitions(self) -> frozenset[int]:
         return frozenset(self._partitions)
 
     def statuses(self) -> list[TrackerStatus]:
@@ -244,6 +262,8 @@ class LocalTracker:
         health.remove(self._loop)
         self._metrics.close()
         self._workers.close()
+        # It revokes, which ends what is read.
+        self.member.close()
         self._reader.close()
         ledgers = (part.ledger for part in self._partitions.values())
         self._settlers.close(ledger for ledger in ledgers if ledger is not None)
@@ -251,16 +271,22 @@ class LocalTracker:
         self._quarantine.close()
         self._starter.close()
 
-    # ---- the group
+    # ---- the group, inside of ``_read`` and ``_end``
 
-    def _assigned(self, numbers: list[int]) -> None:
+    def assigned(self, places: Sequence[PartitionId]) -> Mapping[PartitionId, int]:
+        """The member never fetches."""
+        numbers = [number for _, number in places]
         for number in numbers:
             self._partitions[number] = TrackedPartition(
                 self._config.marker_topic, number, self._tracker, self._carry_after_ms
             )
         _log.info("partitions assigned", extra={"partitions": numbers})
+        return {}
 
-    def _revoked(self, numbers: list[int]) -> None:
+    def revoked(self, places: Sequence[PartitionId], *, is_lost: bool) -> None:
+        """Read these no more, whether they were lost or are given back."""
+        self._reader.drop(places)
+        numbers = [number for _, number in places]
         for number in numbers:
             part = self._partitions.pop(number, None)
             # A settlement under way may still commit: it is as valid as if it had been quicker.
@@ -273,6 +299,47 @@ class LocalTracker:
         return self._partitions.get(part.number) is part
 
     # ---- reading
+
+    def _read(self, timeout_s: float) -> Sequence[Record]:
+        """Serve the group, then return the records that there are; waits for the first.
+
+        While the quarantine is full nothing is read, and it waits as long.
+
+        Raises:
+            BrokerError: Credentials, or another error that waiting does not mend.
+            DataLossError: A partition's records were deleted before they were read.
+        """
+        if not self.member.is_joined:
+            # Members must poll, so it does not join before somebody does.
+            self.member.join()
+        is_full = self._quarantine.is_full
+        # Rebalances happen in here; the member itself has nothing to read.
+        self.member.poll(1, timeout_s if is_full else 0.0)
+        if is_full:
+            self._reader.ends.clear()
+            return ()
+        records = self._reader.poll(_BATCH, timeout_s)
+        for place, position in self._reader.outside.items():
+            raise self._data_loss(place, position)
+        return records
+
+    def _data_loss(self, place: PartitionId, wanted: int) -> DataLossError:
+        """Say how many records are gone, if the broker still tells."""
+        where = f"{place[0]}[{place[1]}]"
+        error_text = (
+            f"{where}: the position {wanted} is not in the log: it was truncated or recreated"
+        )
+        try:
+            first, _ = self._reader.bounds(place, timeout_s=5.0)
+            if 0 <= wanted < first:
+                error_text = (
+                    f"{where}: up to {first - wanted} records were deleted before they were read"
+                    f" ({wanted} to {first - 1}), and messages may be lost; the retention is too"
+                    " short for this tracker"
+                )
+        except KafkaMQError:
+            pass
+        return DataLossError(error_text, code="OFFSET_OUT_OF_RANGE")
 
     def _fold(self, records: Sequence[Record]) -> None:
         parts = self._partitions
@@ -304,7 +371,7 @@ class LocalTracker:
             if kind != LOG_APPEND_TIME:
                 timestamp_ms = -1
             part.core.apply(offset, timestamp_ms, marker)
-        for number, offset in self._reader.ends.items():
+        for (_, number), offset in self._reader.ends.items():
             part = parts.get(number)
             if part is not None and part.phase is Phase.READING:
                 part.end = offset
@@ -395,7 +462,7 @@ class LocalTracker:
         else:
             self._quarantine.passed(part.number, started.position)
             part.start(started, is_written_soon=self._turns() == 1)
-            self._reader.begin(part.number, started.position)
+            self._reader.place({(self._config.marker_topic, part.number): started.position})
             if part.number == 0:
                 for other in self._partitions.values():
                     # Those that wait may have waited for its epoch.
@@ -435,7 +502,7 @@ class LocalTracker:
             actions,
             position=position,
             batch=part.batch,
-            members=(self._reader.member.membership(),),
+            members=(self.member.membership(),),
             reopen=False,
             timeout_s=_SETTLE_S,
         )
@@ -481,7 +548,7 @@ class LocalTracker:
             part.failed()
         elif isinstance(error, FencedError | OutcomeUnknownError):
             # Another replica has it now, or only the ledger can tell: start again (R15, R17).
-            self._reader.end(part.number)
+            self._reader.drop([(self._config.marker_topic, part.number)])
             part.wait()
             part.failed()
         else:
@@ -495,117 +562,6 @@ def _raise(error: KafkaMQError) -> None:
 def tracker_group(config: ServiceConfig) -> str:
     """Return the group through which replicas of the local tracker share the markers partitions."""
     return f"kafkamq.{config.marker_topic}.tracker"
-
-
-class MarkerReader:
-    """One member of the trackers' group and its reader; one owner thread.
-
-    Args:
-        on_assigned: Called inside ``poll`` with the numbers of partitions that are ours now.
-        on_revoked: Called inside ``poll`` with those that are not ours any more.
-
-    Attributes:
-        member: Which is assigned the partitions, and reads nothing; it fences transactions (R22).
-    """
-
-    def __init__(
-        self,
-        config: ServiceConfig,
-        *,
-        on_assigned: Callable[[list[int]], None],
-        on_revoked: Callable[[list[int]], None],
-    ) -> None:
-        self._topic = config.marker_topic
-        self._on_assigned = on_assigned
-        self._on_revoked = on_revoked
-        # All replicas share partitions out in one way, whatever the user chose for queues.
-        kafka = {name: value for name, value in config.kafka.items() if name != _STRATEGY}
-        self.member = GroupConsumer(
-            replace(config, kafka=kafka),
-            self,
-            [self._topic],
-            group_id=tracker_group(config),
-            strategy=COOPERATIVE,
-            session_ms=_SESSION_MS,
-            ignores=lambda error: not is_fatal(error),
-            topic_metadata_refresh_interval_ms=_NEW_PARTITIONS_MS,
-        )
-        self._reader = Follower(
-            config,
-            f"reading {self._topic}",
-            ignores=lambda error: not is_fatal(error),
-            enable_partition_eof=True,
-        )
-
-    @property
-    def ends(self) -> Mapping[int, int]:
-        """Return partitions that the last poll has read to their end, and that offset."""
-        return {number: offset for (_, number), offset in self._reader.ends.items()}
-
-    def begin(self, number: int, offset: int) -> None:
-        self._reader.place({(self._topic, number): offset})
-
-    def end(self, number: int) -> None:
-        """Read it no more; records of it that were fetched already are dropped."""
-        self._reader.drop([(self._topic, number)])
-
-    def poll(self, timeout_s: float, *, is_full: bool = False) -> Sequence[Record]:
-        """Serve the group, then return the records that there are.
-
-        Waits up to ``timeout_s`` for the first record. ``is_full``: nothing is read now, and it
-        waits as long.
-
-        Raises:
-            BrokerError: Credentials, or another error that waiting does not mend.
-            DataLossError: A partition's records were deleted before they were read.
-        """
-        if not self.member.is_joined:
-            # Members must poll, so it does not join before somebody does.
-            self.member.join()
-        # Rebalances happen in here; the member itself has nothing to read.
-        self.member.poll(1, timeout_s if is_full else 0.0)
-        if is_full:
-            self._reader.ends.clear()
-            return ()
-        records = self._reader.poll(_BATCH, timeout_s)
-        for place, position in self._reader.outside.items():
-            raise self._data_loss(place, position)
-        return records
-
-    def _data_loss(self, place: PartitionId, wanted: int) -> DataLossError:
-        """Say how many records are gone, if the broker still tells."""
-        where = f"{self._topic}[{place[1]}]"
-        error_text = (
-            f"{where}: the position {wanted} is not in the log: it was truncated or recreated"
-        )
-        try:
-            first, _ = self._reader.bounds(place, timeout_s=5.0)
-            if 0 <= wanted < first:
-                error_text = (
-                    f"{where}: up to {first - wanted} records were deleted before they were read"
-                    f" ({wanted} to {first - 1}), and messages may be lost; the retention is too"
-                    " short for this tracker"
-                )
-        except KafkaMQError:
-            pass
-        return DataLossError(error_text, code="OFFSET_OUT_OF_RANGE")
-
-    # The group, inside ``poll`` and ``close``.
-
-    def assigned(self, places: Sequence[PartitionId]) -> Mapping[PartitionId, int]:
-        """The member never fetches."""
-        self._on_assigned([number for _, number in places])
-        return {}
-
-    def revoked(self, places: Sequence[PartitionId], *, is_lost: bool) -> None:
-        """Read these no more, whether they were lost or are given back."""
-        self._reader.drop(places)
-        self._on_revoked([number for _, number in places])
-
-    def close(self) -> None:
-        # It revokes, which ends what is read.
-        self.member.close()
-        self._reader.close()
 
 
 def run_standing_by(

@@ -402,7 +402,7 @@ class Rereader:
         except KafkaMQError as error:
             if lookup is self.messages:
                 raise
-            # Whoever writes STARTs chooses the topic: no error of it stops others.
+            # The writer of a START chooses the topic: no error of it stops others.
             _log.warning("a topic that a START names cannot be read", extra={"error": str(error)})
             return [((), True)] * len(spans)
 

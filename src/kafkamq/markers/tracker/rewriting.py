@@ -226,7 +226,7 @@ class Rewriter:
     def _aim(self, start: Marker | None) -> bool:
         """Return where the copies of this START's messages go; None: the namespace's topic.
 
-        False: that is awaited. Whoever writes STARTs chooses the topic, so no error of it is ours.
+        False: that is awaited. A START's writer chooses the topic, so no error of it is ours.
         """
         self._topic = "" if start is None else start.message_topic
         self._stamp, self._lack = b"", ""

@@ -32,10 +32,6 @@ from kafkamq.types import Headers, Marker, MarkerType, MessageId, Outcome
 CONSUMER_GROUP_PREFIX = "kafka-mq-"
 """The consumer group of a queue of kafka-mq-go is this and the queue id."""
 
-TRACKER_GROUP = "kafka-mq-redelivery"
-"""The consumer group of its trackers; nothing of ours may write while it has members (R25)."""
-
-
 REDELIVERY_COUNT = "kmq-redelivery-count"
 """Header of a redelivered message: redeliveries so far, so one less than a delivery count."""
 

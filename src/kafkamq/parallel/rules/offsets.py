@@ -35,7 +35,6 @@ class Progress:
     # The last offset of the map; at least ``committable_offset`` - 1.
     highest_succeeded: int
     incompletes: tuple[int, ...]
-    is_complete: bool
     version: int
 
     @property
@@ -95,10 +94,7 @@ class OffsetTracker:
         committable = self.committable_offset()
         highest = max(self.highest_succeeded, committable - 1)
         holes = tuple(self._open)
-        is_complete = not holes and highest < self.next_offset
-        return Progress(
-            committable, highest, holes[: bisect_right(holes, highest)], is_complete, self.version
-        )
+        return Progress(committable, highest, holes[: bisect_right(holes, highest)], self.version)
 
     def is_open(self, offset: int) -> bool:
         return offset < self.next_offset and offset in self._open

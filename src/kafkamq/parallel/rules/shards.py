@@ -305,11 +305,6 @@ class Scheduler(Generic[R]):
             partition.phase = PartitionPhase.HELD
             self._leave_line(partition)
 
-    def resume(self, partition: PartitionState[R]) -> None:
-        if partition.phase is PartitionPhase.HELD:
-            partition.phase = PartitionPhase.OPEN
-            self._line_up(partition)
-
     def close(self, partition: PartitionState[R]) -> None:
         """The partition is not ours any more: forget its work, count nothing of what is done."""
         if partition.phase is PartitionPhase.CLOSED:

@@ -61,7 +61,9 @@ class Replay:
 
     def __post_init__(self) -> None:
         if self.rate is not None and not 0 < self.rate < math.inf:
-            raise ConfigError(f"rate is {self.rate!r}: it must be > 0 messages per second")
+            raise ConfigError(
+                f"rate is {self.rate!r}: it must be a finite number of messages per second, > 0"
+            )
         if not self.name or len(self.name) > 100 or not self.name.isprintable():
             raise ConfigError(f"name is {self.name!r}: it must be 1 to 100 printable characters")
         if self.into:

@@ -8,7 +8,6 @@ END is idempotent: a repeated batch writes its ENDs again, and they change nothi
 from __future__ import annotations
 
 import logging
-import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -22,10 +21,9 @@ from pyspark.sql.datasource import (
 from kafkamq.config import Backoff, ServiceConfig
 from kafkamq.errors import ConfigError, StateError
 from kafkamq.markers.rules.attempts import Attempts
-from kafkamq.markers.rules.batching import delay_by_reference_ms
-from kafkamq.markers.rules.handout import nack_delay_ms
 from kafkamq.markers.rules.redelivery import RedeliveryTracker
-from kafkamq.markers.wire.marker_writer import MAX_DURATION_MS, encode_known_end, encode_named
+from kafkamq.markers.state import nack_ms
+from kafkamq.markers.wire.marker_writer import encode_known_end, encode_named
 from kafkamq.queue.wire.headers import cut_text
 from kafkamq.queue.wire.keys import marker_key
 from kafkamq.spark.marker_log import MarkerLog, marker_log
@@ -106,25 +104,16 @@ class AckToken:
 
 
 def decode_token(text: str | None) -> AckToken:
-    """Return what ``AckToken.encode`` wrote."""
     try:
         parts = (text or "").split("/")
         message_ms = int(parts.pop()) if parts[0] == _OF_BATCHES else None
-        version, partition, offset, epoch, topic_id, route, consumer, count, timeout, start, at = (
-            parts
-        )
+        version, partition, offset, epoch, topic_id, route, consumer, *numbers = parts
+        count, timeout_ms, start, start_ms = map(int, numbers)
         if version not in (_VERSION, _OF_BATCHES):
             raise ValueError
-        return AckToken(
-            MessageId(int(partition), int(offset), bytes.fromhex(topic_id), int(epoch)),
-            int(route),
-            consumer,
-            int(count),
-            int(timeout),
-            int(start),
-            int(at),
-            message_ms,
-        )
+        one = MessageId(int(partition), int(offset), bytes.fromhex(topic_id), int(epoch))
+        known = int(route), consumer, count, timeout_ms, start, start_ms, message_ms
+        return AckToken(one, *known)
     except ValueError:
         shown = "null" if text is None else repr(text[:_SHOWN])
         raise StateError(
@@ -173,31 +162,22 @@ def end_records(
     for members in groups.values():
         token = members[0].token
         for identity, named in encode_named(members, together=token.message_ms is not None):
-            first = named[0]
-            delay_ms = _delay_ms(named, settings, log) if first.outcome is Outcome.NACK else 0
+            first, delay_ms = named[0], 0
+            if first.outcome is Outcome.NACK:
+                times = [-1 if (ms := end.token.message_ms) is None else ms for end in named]
+                log.namespace.refresh_if_old()
+                # Its jitter is drawn once for the record (R30).
+                delay_ms = nack_ms(
+                    log.namespace,
+                    settings.backoff,
+                    first.delay_ms,
+                    delivery_count=token.delivery_count,
+                    message_ms=min((each for each in times if each >= 0), default=-1),
+                )
             known = first.outcome, token.consumer_id, delay_ms, first.reason
             key = marker_key(first.partition, first.offset)
             records.append((token.marker_partition, key, encode_known_end(identity, *known)))
     return records
-
-
-def _delay_ms(ends: Sequence[End], settings: AckSettings, log: MarkerLog) -> int:
-    """Return a NACK's delay; its jitter is drawn once for the record (R30)."""
-    facts = log.facts()
-    delay_ms = nack_delay_ms(
-        ends[0].delay_ms,
-        backoff=settings.backoff,
-        delivery_count=ends[0].token.delivery_count,
-        retention_ms=facts.marker_retention_ms,
-        random_unit=random.random(),
-    )
-    times = [end.token.message_ms for end in ends]
-    oldest_ms = min((each for each in times if each is not None and each >= 0), default=None)
-    if oldest_ms is not None:
-        now_ms = log.broker_ms() or max(end.token.start_ms for end in ends)
-        kept_ms = facts.message_retention_ms
-        delay_ms = delay_by_reference_ms(delay_ms, oldest_ms, now_ms, retention_ms=kept_ms)
-    return min(delay_ms, MAX_DURATION_MS)
 
 
 def report(

@@ -146,7 +146,6 @@ class QueueReader(StreamReader):
         self._begins: dict[int, int] = {}
         self._done: StreamOffsets | None = None
         self._pass_s = 0.0
-        self._facts_of: NamespaceFacts | None = None
         self._asked_s = 0.0
         self._is_owner = False
         self._gained_s: float | None = None
@@ -277,11 +276,7 @@ class QueueReader(StreamReader):
         return tasks
 
     def _messages(self, ranges: Iterable[LogRange], *, is_done: bool = False) -> list[Waiting]:
-        """Return the queue's messages in these ranges; they are read where this process did not
-        look.
-
-        Where Spark knows the batch to be done, its messages may have been deleted since.
-        """
+        """Return the queue's messages in these ranges; of a done batch some may be deleted."""
         found: list[Waiting] = []
         for each in ranges:
             known = self._backlog.messages(each.partition, each.start, each.end)
@@ -407,14 +402,11 @@ class QueueReader(StreamReader):
         self._is_owner = True
 
     def _facts(self, max_age_s: float = _FACTS_S) -> NamespaceFacts:
-        now_s = time.monotonic()
-        if self._facts_of is None or now_s - self._asked_s > max_age_s:
-            config = self.options.config
-            names = (config.message_topic, config.marker_topic)
-            with Admin(config) as admin:
-                topics = {name: admin.require_topic(name) for name in names}
-            self._facts_of, self._asked_s = NamespaceFacts.of(config, topics), now_s
-        return self._facts_of
+        now_s, namespace = time.monotonic(), marker_log(self.options.config).namespace
+        if now_s - self._asked_s > max_age_s:
+            namespace.ask_again()
+            self._asked_s = now_s
+        return namespace.facts()
 
 
 def _numbers(offsets: Mapping[str, int | str]) -> dict[int, int]:

@@ -11,7 +11,6 @@ way round; Kafka drops what was committed long ago, so the ledger has a copy of 
 
 from __future__ import annotations
 
-import logging
 import os
 import random
 import secrets
@@ -35,7 +34,6 @@ from kafkamq.transport.record import TopicPartition
 _TAKING_S = 60.0
 _COMMIT_S = 30.0
 _TRIES = 5
-_log = logging.getLogger(__name__)
 
 
 class QueueOwner:
@@ -112,10 +110,6 @@ class QueueOwner:
         found = self._kept.find(numbers, topic_id)
         if not found:
             return {}
-        _log.warning(
-            "the group's offsets are gone (offsets.retention.minutes); the ledger has them",
-            extra={"queue": self._queue_id, "partitions": sorted(found)},
-        )
         started = self._kept.started_since(found)
         return {
             number: self._behind(started, number, position.offset, topic_id)

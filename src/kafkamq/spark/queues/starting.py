@@ -6,11 +6,6 @@ since, or by another query. So it is looked at together with the markers that we
 was planned (docs/spark.md, "How a batch goes", says what becomes of each message). What is STARTed
 again is looked up again behind its START: a tracker may have been quicker, or its lease may have
 ended by then, which no START undoes: a copy will come.
-
-A batch that kills the process that works on it would be repeated without end, and each repetition
-is a sign of life for all of it. So from its third run on it hands out half of what is open, then
-less (``handed_out``). The others keep the STARTs that they have, are not renewed, and come back
-with their deliveries counted.
 """
 
 from __future__ import annotations
@@ -24,6 +19,7 @@ from kafkamq.markers.rules.handout import expires_at_ms, has_expired, is_last_de
 from kafkamq.markers.rules.hold import DUE
 from kafkamq.markers.rules.pipeline import MAX_AGE_MS
 from kafkamq.markers.rules.redelivery import RedeliveryTracker
+from kafkamq.markers.state import broker_ms
 from kafkamq.markers.wire.marker_writer import (
     MAX_MARKER_BYTES,
     StartEncoder,
@@ -155,11 +151,12 @@ def addressed(
 
 
 def handed_out(count: int, runs: int) -> int:
-    """Return how many of ``count`` open messages are handed out behind ``runs`` earlier runs of a
-    batch.
+    """Return how many of ``count`` open messages are handed out behind so many runs of a batch.
 
-    All of them twice, as drivers are also restarted on purpose; then half, a quarter and so on,
-    down to one, which has a few runs alone; then none.
+    A batch that kills who works on it would be repeated without end, and each run is a sign of
+    life for all of it. So it hands out all of them twice, as drivers are also restarted on purpose;
+    then half, a quarter and so on, down to one, which has a few runs alone; then none. The others
+    keep the STARTs that they have, and come back with their deliveries counted.
     """
     if runs < 2:
         return count
@@ -334,7 +331,7 @@ class Starter:
         )
         started: list[_Started] = []
         left = list(messages)
-        if acknowledge.batch_markers and self._log.broker_ms() is None:
+        if acknowledge.batch_markers and broker_ms(self._log.namespace) is None:
             # R28: a report tells the time.
             started += self._start_alone(left[:1], encoder)
             left = left[1:]
@@ -354,7 +351,7 @@ class Starter:
     ) -> tuple[list[Waiting], dict[int, list[Waiting]]]:
         """Return who gets a START alone (R6, R28), and who shares one, by marker partition."""
         acknowledge, oldest_ms = self._acknowledge, None
-        now_ms = self._log.broker_ms()
+        now_ms = broker_ms(self._log.namespace)
         if acknowledge.batch_markers and now_ms is not None:
             retention_ms = self._plan.facts.message_retention_ms
             oldest_ms = oldest_by_reference_ms(

@@ -113,7 +113,6 @@ class _Attempts:
 
     @cached_property
     def origins(self) -> list[Any]:
-        """Return where the first copies stand: a first copy is its own origin."""
         return [self._origin(attempt) for attempt in self.attempts]
 
     def _origin(self, attempt: Attempt) -> Any:
@@ -145,6 +144,10 @@ def _known(read: Callable[[Attempt], Any]) -> Callable[[_Attempts], _Cells]:
 
 def _ended(read: Callable[[Attempt], Any]) -> Callable[[_Attempts], _Cells]:
     return lambda of: [None if each.outcome is None else read(each) for each in of.attempts]
+
+
+def _any(read: Callable[[Attempt], Any]) -> Callable[[_Attempts], _Cells]:
+    return lambda of: list(map(read, of.attempts))
 
 
 def _batches_of(marker: Marker) -> list[dict[str, object]] | None:
@@ -184,20 +187,16 @@ _MESSAGE: tuple[_Column, ...] = (
     _USER_KEY,
     ("delivery_count", "INT", _known(lambda each: each.delivery_count)),  # 0: SCHEDULE
     # Of the message; of a SCHEDULE: of the markers topic.
-    ("partition", "INT", lambda of: [each.message_id.partition for each in of.attempts]),
-    ("offset", "BIGINT", lambda of: [each.message_id.offset for each in of.attempts]),
-    ("topic_id", "STRING", lambda of: [each.message_id.topic_id.hex() for each in of.attempts]),
-    ("leader_epoch", "INT", lambda of: [each.message_id.leader_epoch for each in of.attempts]),
+    ("partition", "INT", _any(lambda each: each.message_id.partition)),
+    ("offset", "BIGINT", _any(lambda each: each.message_id.offset)),
+    ("topic_id", "STRING", _any(lambda each: each.message_id.topic_id.hex())),
+    ("leader_epoch", "INT", _any(lambda each: each.message_id.leader_epoch)),
 )
-_STARTED: _Column = (
-    "started_at", "TIMESTAMP", lambda of: [micros(each.started_ms) for each in of.attempts]
-)  # fmt: skip
-_OUTCOME: _Column = (
-    "outcome", "STRING", lambda of: [getattr(each.outcome, "name", None) for each in of.attempts]
-)  # fmt: skip
+_STARTED: _Column = ("started_at", "TIMESTAMP", _any(lambda each: micros(each.started_ms)))
+_OUTCOME: _Column = ("outcome", "STRING", _any(lambda each: getattr(each.outcome, "name", None)))
 _START_PLACE: tuple[_Column, ...] = (
     ("marker_partition", "INT", lambda of: [of.marker_partition] * len(of.attempts)),
-    ("start_offset", "BIGINT", lambda of: [each.start_offset for each in of.attempts]),
+    ("start_offset", "BIGINT", _any(lambda each: each.start_offset)),
 )
 _ALL_HEADERS: _Column = ("headers", _HEADERS, lambda of: of.headers)
 
@@ -284,7 +283,7 @@ COLUMNS: dict[str, tuple[_Column, ...]] = {
     "deliveries": (
         *(*_MESSAGE, *_ORIGIN),
         # Who STARTed it, the last one if there were several.
-        ("consumer_id", "STRING", lambda of: [each.consumer_id for each in of.attempts]),
+        ("consumer_id", "STRING", _any(lambda each: each.consumer_id)),
         _STARTED,  # first START
         ("ended_at", "TIMESTAMP", _ended(lambda each: micros(each.ended_ms))),  # first END
         ("duration_ms", "BIGINT", _ended(lambda each: each.ended_ms - each.started_ms)),
@@ -296,11 +295,8 @@ COLUMNS: dict[str, tuple[_Column, ...]] = {
             _ended(lambda each: each.delay_ms if each.outcome is Outcome.NACK else None),
         ),
         # More than one: another worker, or the same one again.
-        ("starts", "INT", lambda of: [each.starts for each in of.attempts]),
-        (
-            "message_timestamp", "TIMESTAMP",
-            lambda of: [micros(each.message_timestamp_ms) for each in of.attempts],
-        ),
+        ("starts", "INT", _any(lambda each: each.starts)),
+        ("message_timestamp", "TIMESTAMP", _any(lambda each: micros(each.message_timestamp_ms))),
         *_START_PLACE,
         ("end_offset", "BIGINT", _ended(lambda each: each.end_offset)),
     ),
@@ -341,8 +337,7 @@ def columns_of(view: str, include_headers: bool) -> tuple[tuple[str, str], ...]:
 def arrow_columns(
     view: str, records: Sequence[Record], schema: pa.Schema, tokens: Sequence[str] | None = None
 ) -> pa.RecordBatch:
-    """Return the records as one Arrow batch of that view; ``schema`` may have headers behind
-    ``records``.
+    """Return the records as one Arrow batch; ``schema`` may have headers behind ``records``.
 
     Raises:
         UnsupportedVersionError: A marker of a newer version (R21).
@@ -354,7 +349,6 @@ def arrow_columns(
 def deliveries_batch(
     attempts: Sequence[Attempt], schema: pa.Schema, *, message_topic: str, marker_partition: int
 ) -> pa.RecordBatch:
-    """Return one row per attempt, ended or not."""
     rows = _Attempts(attempts, marker_partition, message_topic)
     return _arrow_batch(COLUMNS["deliveries"], rows, schema)
 
@@ -362,7 +356,6 @@ def deliveries_batch(
 def in_flight_batch(
     found: Sequence[OpenAttempt], schema: pa.Schema, *, marker_partition: int
 ) -> pa.RecordBatch:
-    """Return one row per message that is held, waits or is due."""
     rows = _Attempts([each.attempt for each in found], marker_partition, found=found)
     return _arrow_batch(COLUMNS["in_flight"], rows, schema)
 
@@ -398,7 +391,6 @@ def _header_array(column: Sequence[Sequence[tuple[str, bytes | None]]], kind: pa
 
 
 def decoded(record: Record) -> tuple[Marker | None, str | None]:
-    """Return the marker, or what is wrong with the record."""
     try:
         return decode_marker(
             record.value(),

@@ -31,7 +31,6 @@ from kafkamq.markers.rules.redelivery import RedeliveryTracker
 from kafkamq.markers.rules.snapshot import restore_tracker, take_snapshot
 from kafkamq.markers.tracker.reading import MessageLookup
 from kafkamq.queue.wire.headers import read_message_headers
-from kafkamq.spark.batches import of_process
 from kafkamq.spark.source.columns import UNKNOWN, decoded
 from kafkamq.transport.admin import Admin
 from kafkamq.transport.log_reader import END_GRACE_S, LogRange, Patience, log_reader
@@ -228,7 +227,7 @@ def _folder() -> Path:
     """Return a folder of this user's alone."""
     folder = Path(tempfile.gettempdir()) / f"kafkamq-folds-{os.getuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
-    if folder.stat().st_uid != os.getuid():
+    if folder.lstat().st_uid != os.getuid():
         raise OSError(f"{folder} belongs to somebody else")
     return folder
 
@@ -306,7 +305,3 @@ class MessageFacts:
             self._lookup.close()
             self._admin.close()
             self._lookup = None
-
-
-def message_facts(config: ServiceConfig) -> MessageFacts:
-    return of_process(MessageFacts, config)

@@ -26,7 +26,7 @@ from kafkamq.spark.source.columns import (
     fold_rows,
     in_flight_batch,
 )
-from kafkamq.spark.source.folding import FoldedLog, message_facts
+from kafkamq.spark.source.folding import FoldedLog, MessageFacts
 from kafkamq.spark.source.planning import NOTHING_PUSHED, Pushed
 from kafkamq.transport.log_reader import LogRange, Record, log_reader
 
@@ -42,14 +42,9 @@ class RangePartition(InputPartition):
     """One task: one range of one partition."""
 
     wanted: LogRange
-
-
-@dataclass(eq=False)
-class FoldedPartition(RangePartition):
-    """A range of a stream of ``deliveries``; where its fold begins, and of which topic."""
-
-    begin: int
-    topic_id: str
+    # Of a stream of ``deliveries``: where its fold begins, and of which topic.
+    begin: int | None = None
+    topic_id: str = ""
 
 
 def read_rows(
@@ -129,16 +124,15 @@ def _read_folded(
 ) -> Iterator[pa.RecordBatch]:
     """``deliveries``: what ended in the range, in a batch also what is open; ``in_flight``."""
     wanted = partition.wanted
-    stream = partition if isinstance(partition, FoldedPartition) else None
     log = FoldedLog(
         options.config,
         wanted,
-        begin=wanted.start if stream is None else stream.begin,
-        topic_id="" if stream is None else stream.topic_id,
+        begin=wanted.start if partition.begin is None else partition.begin,
+        topic_id=partition.topic_id,
         query=task_property(QUERY_ID),
         skips_lost=not options.fail_on_data_loss,
     )
-    keys, facts = _queue_keys(options, pushed), message_facts(options.config)
+    keys, facts = _queue_keys(options, pushed), of_process(MessageFacts, options.config)
 
     def chosen(attempts: Iterable[Any], of: Callable[[Any], Attempt]) -> list[Any]:
         found = [each for each in attempts if keys is None or split_key(of(each).key)[0] in keys]
@@ -150,7 +144,7 @@ def _read_folded(
     for ended in log.ended():
         if options.view == "deliveries" and (found := chosen(ended, lambda each: each)):
             yield rows(found)
-    if stream is not None:
+    if partition.begin is not None:
         log.keep()
     elif options.view == "in_flight":
         found = chosen(log.attempts.open(), lambda each: each.attempt)

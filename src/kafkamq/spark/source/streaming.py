@@ -25,7 +25,7 @@ from pyspark.sql.types import StructType
 from kafkamq.errors import ConfigError, DataLossError
 from kafkamq.spark.options import SourceOptions, chosen_partitions
 from kafkamq.spark.source.planning import resolve, shared_out, topic_id
-from kafkamq.spark.source.rows import FoldedPartition, RangePartition, read_rows
+from kafkamq.spark.source.rows import RangePartition, read_rows
 from kafkamq.transport.follower import Follower
 from kafkamq.transport.log_reader import LogRange, LogReader, log_reader
 
@@ -73,7 +73,6 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._offsets(found, {str(number): at for number, at in found.items()})
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
-        """Return ``maxRowsPerTrigger``, else everything."""
         limit = self.options.max_rows
         return ReadAllAvailable() if limit is None else ReadMaxRows(limit)
 
@@ -226,7 +225,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if not self.options.is_folded:
             return RangePartition(wanted)
         begin = int(end.get(_BEGIN, {}).get(str(wanted.partition), 0))
-        return FoldedPartition(wanted, min(begin, wanted.start), self._id_of(end))
+        return RangePartition(wanted, min(begin, wanted.start), self._id_of(end))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return read_rows(partition, self.options, self._schema)

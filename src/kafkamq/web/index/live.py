@@ -32,7 +32,6 @@ class Run:
     begin_ms: int
     # What was left of the lease or the wait when the picture was made; negative: it is over.
     left_ms: int
-    is_schedule: bool
 
     def places(self) -> Iterator[int]:
         return places_of(self.place, self.bits)
@@ -100,7 +99,7 @@ def open_runs(fold: Fold, ages_ms: Mapping[int, int]) -> Iterator[Run]:
                 state = _IN_FLIGHT if hold.flags & STATE == HELD else _DELAYED
                 if hold.flags & DUE:
                     state, until_ms = _DUE, hold.deadline_ms
-                facts = hold.begin_ms, until_ms - now_ms, of_schedule
+                facts = hold.begin_ms, until_ms - now_ms
                 consumer_id = "" if hold.holder is None else hold.holder.consumer_id
                 number, at = divmod(place, CHUNK_OFFSETS)
                 found = fold.chunks.get(number, changes=False).by_queue(hold.bits << at)
