@@ -65,6 +65,10 @@ QUEUE = {"view": "messages", "queue": "q", "acknowledge": "true"}
         ({"view": "messages", "queue": "q", "group": "g"}, "group is for queues.*read_queue"),
         ({"view": "messages", "maxLease": "9"}, "maxLease is for queues.*read_queue"),
         ({"maxRowsPerTrigger": "1", "maxOffsetsPerTrigger": "1"}, "mean the same: give one"),
+        ({"view": "markers", "topic": "x"}, "topic is 'x': view markers reads .*leave the view"),
+        ({**QUEUE, "topic": "x"}, "topic is 'x': view messages reads the namespace's own"),
+        ({"view": "deliveries", "minPartitions": "5"}, "minPartitions means nothing to view del"),
+        ({"view": "in_flight", "minPartitions": "5"}, "minPartitions means nothing to view in_f"),
         ({"view": "letters"}, "view is 'letters'.*in_flight"),
         ({"view": "markers", "includeHeaders": "true"}, "includeHeaders"),
         ({"view": "markers", "queue": "emails"}, "queue is 'emails'.*deliveries.*where"),
@@ -90,7 +94,9 @@ QUEUE = {"view": "messages", "queue": "q", "acknowledge": "true"}
     ],
 )
 def test_a_wrong_option_is_named(options: dict[str, str], named: str) -> None:
-    usable = {"kafka.bootstrap.servers": "h:1", "topic": "orders"}
+    usable = {"kafka.bootstrap.servers": "h:1"}
+    if "view" not in options:
+        usable["topic"] = "orders"
     given = options if named in ("kafka.bootstrap.servers", "topic") else {**usable, **options}
     with pytest.raises(ConfigError, match=named):
         parse_source_options(given, None)

@@ -1,4 +1,5 @@
-"""Where a queue goes on when Kafka has dropped its group's offsets, and in a topic recreated.
+"""How far a queue is, and where it goes on: behind a kill, when Kafka has dropped its group's
+offsets, and in a topic recreated.
 
 The parts are called as Spark calls them; a broker, but no Spark.
 """
@@ -7,21 +8,32 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
-from confluent_kafka import TopicPartition
+from confluent_kafka import Consumer, TopicPartition
 from confluent_kafka.admin import AdminClient
 from pyspark import cloudpickle
 from pyspark.sql.streaming.datasource import ReadMaxRows
 from tests.integration.queue_logs import delete_group
 from tests.integration.test_holes import recreate
 from tests.integration.tracker_logs import Logs
-from tests.spark.test_queue_reader import OPTIONS, SCHEMA, end, identity, offsets, plan, rows
-from tests.waiting import within
+from tests.spark.test_queue_reader import (
+    OPTIONS,
+    SCHEMA,
+    end,
+    identity,
+    offsets,
+    plan,
+    rows,
+    starts,
+    tasks_of,
+)
+from tests.waiting import wait_until, within
 
 from kafkamq import Service
-from kafkamq.errors import DataLossError
+from kafkamq.errors import DataLossError, StateError
 from kafkamq.markers.positions import Positions
 from kafkamq.queue.names import group_of
 from kafkamq.spark.options import parse_source_options
@@ -68,6 +80,135 @@ def delete_to(logs: Logs, offset: int) -> None:
 def topic_id(logs: Logs) -> bytes:
     with Admin(logs.config) as admin:
         return admin.require_topic(logs.config.message_topic).topic_id
+
+
+def position(logs: Logs) -> int:
+    with Admin(logs.config) as admin:
+        group = group_of(logs.config, "emails")
+        return admin.committed([(group, (logs.config.message_topic, 0))])[0].offset
+
+
+def member(logs: Logs) -> Consumer:
+    group = group_of(logs.config, "emails")
+    return Consumer(
+        {"bootstrap.servers": logs.bootstrap, "group.id": group, "enable.auto.commit": False}
+    )
+
+
+def worked_to(logs: Logs, offset: int) -> None:
+    """Workers have acked everything before, and are gone."""
+    worker = member(logs)
+    place = TopicPartition(logs.config.message_topic, 0, offset)
+    worker.commit(offsets=[place], asynchronous=False)
+    worker.close()
+
+
+@contextmanager
+def live_worker(logs: Logs) -> Iterator[None]:
+    worker = member(logs)
+    worker.subscribe([logs.config.message_topic])
+    wait_until(lambda: worker.poll(0.1) is not None or bool(worker.assignment()))
+    yield
+    worker.close()
+
+
+def test_the_position_is_behind_a_batch_before_its_rows_are_seen(
+    logs: Logs, queries: list[QueueReader]
+) -> None:
+    """R5: however its query ends, nobody is handed the batch again but by a tracker."""
+    logs.send(3, key=b"emails")
+    first = start(logs, queries)
+    begin = first.initialOffset()
+    planned, tasks = plan(first, begin)
+    assert position(logs) == 3
+    found = rows(first, tasks)
+    again = start(logs, queries)
+    place = again.initialOffset()
+    assert offsets(rows(again, tasks_of(again, place, planned))) == [0, 1, 2], "the query itself"
+    assert again.latestOffset(planned, ReadMaxRows(100)) == planned
+    end(logs, found)
+    other = start(logs, queries)
+    logs.send(1, key=b"emails", value=b"new")
+    _, tasks = plan(other)
+    assert offsets(rows(other, tasks)) == [3], "a new checkpoint"
+    other.stop()
+    logs.send(1, key=b"emails", value=b"newer")
+    service = Service(logs.bootstrap, logs.namespace)
+    with service, service.queue("emails").consumer() as consumer:
+        message = consumer.receive(within(30))
+        assert message is not None
+        assert message.payload == b"newer"
+        message.ack()
+
+
+@pytest.mark.parametrize("batch", [0, 1])
+def test_a_batch_that_is_repeated_does_not_set_the_position_back(
+    logs: Logs, queries: list[QueueReader], batch: int
+) -> None:
+    """Workers went on behind it while Spark stood still."""
+    logs.send(2, key=b"emails")
+    first = start(logs, queries)
+    begin = first.initialOffset()
+    planned, _ = plan(first, begin)
+    for _ in range(batch):
+        logs.send(2, key=b"emails")
+        begin = planned
+        planned, _ = plan(first, begin)
+    last = 2 * batch + 2
+    first.stop()
+    logs.send(4, key=b"emails")
+    worked_to(logs, last + 3)
+    again = start(logs, queries)
+    begin = begin if batch else again.initialOffset()
+    assert offsets(rows(again, tasks_of(again, begin, planned))) == [last - 2, last - 1]
+    assert position(logs) == last + 3
+    _, tasks = plan(again, planned)
+    assert offsets(rows(again, tasks)) == [last + 3], "what they left"
+
+
+def test_a_batch_0_without_messages_is_not_repeated_with_those_before_it(
+    logs: Logs, queries: list[QueueReader]
+) -> None:
+    """Spark asks anew where the queue begins, and workers have gone on."""
+    logs.send(3, key=b"emails")
+    worked_to(logs, 3)
+    first = start(logs, queries)
+    begin = first.initialOffset()
+    empty = first.latestOffset(begin, ReadMaxRows(100))
+    assert empty == begin
+    first.stop()
+    logs.send(2, key=b"emails")
+    worked_to(logs, 4)
+    again = start(logs, queries)
+    assert tasks_of(again, again.initialOffset(), empty) == []
+    assert starts(logs) == {}
+    _, tasks = plan(again, empty)
+    assert offsets(rows(again, tasks)) == [4]
+
+
+@pytest.mark.parametrize("joins", ["before the plan", "before the STARTs are in the log"])
+def test_a_query_ends_where_workers_join(
+    logs: Logs, queries: list[QueueReader], joins: str
+) -> None:
+    """Also an idle one: both would hand out what comes, and it would set their position back."""
+    logs.send(2, key=b"emails")
+    query = start(logs, queries)
+    planned, tasks = plan(query)
+    end(logs, rows(query, tasks))
+    assert query.latestOffset(planned, ReadMaxRows(100)) == planned
+    text = r"^workers joined queue 'emails'"
+    if joins == "before the plan":
+        with live_worker(logs):
+            logs.send(1, key=b"emails")
+            with pytest.raises(StateError, match=text):
+                query.latestOffset(planned, ReadMaxRows(100))
+        assert starts(logs) == {0: 1, 1: 1}
+    else:
+        logs.send(1, key=b"emails")
+        after = query.latestOffset(planned, ReadMaxRows(100))
+        with live_worker(logs), pytest.raises(StateError, match=text):
+            query.partitions(planned, after)
+    assert position(logs) == 2
 
 
 def test_a_reader_travels_to_where_it_works(logs: Logs) -> None:
@@ -195,8 +336,12 @@ def test_the_position_in_a_topic_is_not_that_in_the_one_recreated(
     second = start(logs, queries)
     with pytest.raises(DataLossError, match="not the one of the checkpoint"):
         second.latestOffset(planned, ReadMaxRows(100))
-    _, tasks = plan(start(logs, queries))
-    assert offsets(rows(queries[-1], tasks)) == [0, 1, 2, 3, 4]
+    third = start(logs, queries)
+    begin = third.initialOffset()
+    third.partitions(begin, planned)
+    assert position(logs) == 0, "nor is a batch of the other one that is repeated"
+    _, tasks = plan(third, begin)
+    assert offsets(rows(third, tasks)) == [0, 1, 2, 3, 4]
 
 
 def test_a_partition_that_a_broker_knew_nothing_of_begins_where_the_queue_stands(

@@ -12,7 +12,6 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pyarrow as pa
 import pytest
-from confluent_kafka import Consumer
 from confluent_kafka.admin import (  # type: ignore[attr-defined]
     AdminClient,
     NewPartitions,
@@ -20,6 +19,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 )
 from pyspark.sql.streaming.datasource import ReadMaxRows
 from tests.integration.tracker_logs import Logs, read_topic
+from tests.spark.test_queue_position import position
 from tests.spark.test_queue_reader import (
     OPTIONS,
     SCHEMA,
@@ -44,7 +44,6 @@ from kafkamq.spark.queues.acks import AckSettings
 from kafkamq.spark.queues.committing import CommitSettings, commit_slots
 from kafkamq.spark.queues.leasing import QueueReader
 from kafkamq.spark.queues.owner import QueueOwner
-from kafkamq.transport.admin import Admin
 from kafkamq.types import Outcome
 
 pytestmark = pytest.mark.spark
@@ -88,12 +87,6 @@ def test_a_later_start_takes_over_and_the_earlier_one_ends(logs: Logs, reader: Q
         later.stop()
 
 
-def position(logs: Logs) -> int:
-    with Admin(logs.config) as admin:
-        group = group_of(logs.config, "emails")
-        return admin.committed([(group, (logs.config.message_topic, 0))])[0].offset
-
-
 def test_a_query_that_was_paused_does_not_set_the_position_back(
     logs: Logs, reader: QueueReader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -102,9 +95,11 @@ def test_a_query_that_was_paused_does_not_set_the_position_back(
     begin = reader.initialOffset()
     planned = reader.latestOffset(begin, ReadMaxRows(3))
     end(logs, rows(reader, tasks_of(reader, begin, planned)))
+    after_pause = reader.latestOffset(planned, ReadMaxRows(100))
     later = QueueReader(reader.options, SCHEMA)
 
     def works() -> None:
+        logs.send(1, key=b"emails")
         after, tasks = plan(later, planned)
         end(logs, rows(later, tasks))
         assert later.latestOffset(after, ReadMaxRows(100)) == after
@@ -119,13 +114,12 @@ def test_a_query_that_was_paused_does_not_set_the_position_back(
     monkeypatch.setattr(QueueOwner, "check", check)
     try:
         with pytest.raises(FencedError, match=r"another query started on it later \(epoch 2"):
-            reader.latestOffset(planned, ReadMaxRows(100))
-        assert position(logs) == 6
+            reader.partitions(planned, after_pause)
+        assert position(logs) == 7
         logs.send(1, key=b"emails")
-        after, tasks = plan(later, later.initialOffset())
+        _, tasks = plan(later, later.initialOffset())
         end(logs, rows(later, tasks))
-        later.latestOffset(after, ReadMaxRows(100))
-        assert position(logs) == 7, "the later one goes on"
+        assert position(logs) == 8, "the later one goes on"
     finally:
         later.stop()
 
@@ -161,41 +155,22 @@ def test_a_query_that_was_paused_before_its_starts_writes_none(
         later.stop()
 
 
-def test_a_query_ends_where_workers_join(logs: Logs, reader: QueueReader) -> None:
-    """Before it commits again: it would set back what they have committed."""
-    logs.send(2, key=b"emails")
-    planned, tasks = plan(reader)
-    end(logs, rows(reader, tasks))
-    group = group_of(logs.config, "emails")
-    worker = Consumer({"bootstrap.servers": logs.bootstrap, "group.id": group})
-    worker.subscribe([logs.config.message_topic])
-    try:
-        wait_until(lambda: worker.poll(0.1) is not None or bool(worker.assignment()))
-        with pytest.raises(StateError, match=r"^workers joined queue 'emails'"):
-            reader.latestOffset(planned, ReadMaxRows(100))
-        assert position(logs) == 0
-    finally:
-        worker.close()
-
-
 def test_what_another_query_s_batch_has_ended_is_not_handed_out(
     logs: Logs, reader: QueueReader
 ) -> None:
-    """The earlier query's last batch, which the later one has planned as well; output, too."""
+    """Of a batch that this one had planned before it was killed; output, too."""
     logs.send(4, key=b"emails")
+    killed = QueueReader(reader.options, SCHEMA)
+    begin = killed.initialOffset()
+    planned = killed.latestOffset(begin, ReadMaxRows(100))
+    killed.stop()
     _, tasks = plan(reader)
     found = rows(reader, tasks)
-    later = QueueReader(reader.options, SCHEMA)
-    try:
-        begin = later.initialOffset()
-        planned = later.latestOffset(begin, ReadMaxRows(100))
-        end(logs, found[:1])
-        end(logs, found[1:2], "nack")
-        again = rows(later, tasks_of(later, begin, planned))
-        assert offsets(again) == [2, 3]
-        end(logs, again)
-    finally:
-        later.stop()
+    end(logs, found[:1])
+    end(logs, found[1:2], "nack")
+    again = repeat(reader, begin, planned)
+    assert offsets(again) == [2, 3]
+    end(logs, again)
     assert offsets(repeat(reader, begin, planned)) == [2, 3], "its own"
 
 
@@ -238,10 +213,11 @@ def test_a_checkpoint_of_other_partitions_is_refused(logs: Logs, reader: QueueRe
             one.partitions(begin, planned)
         assert reader.latestOffset(planned, ReadMaxRows(100)) == planned, "none took over"
         logs.send(2, key=b"emails")
-        _, tasks = plan(same)
-        assert offsets(rows(same, tasks)) == [2, 3]
         _, tasks = plan(later)
         assert offsets(rows(later, tasks)) == [2, 3]
+        logs.send(1, key=b"emails")
+        _, tasks = plan(same)
+        assert offsets(rows(same, tasks)) == [4]
     finally:
         for each in (one, same, later):
             each.stop()

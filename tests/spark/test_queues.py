@@ -322,6 +322,10 @@ def test_mode_ack_as_a_format(spark: SparkSession, logs: Logs, checkpoint: str) 
     assert query.awaitTermination(120)
     expected = {one: [("ACK", "")] for one in sent} | {sent[2]: [("REJECT", "no")]}
     assert verdicts(logs) == expected
+    with pytest.raises(Exception, match="a column VERDICT: write verdict, or rename it"):
+        spark.createDataFrame([("x", "")], "ack_token STRING, VERDICT STRING").write.format(
+            "kafkamq"
+        ).option("mode", "ack").mode("append").save()
     with pytest.raises(Exception, match=r"ack_token is 'x'"):
         spark.createDataFrame([("x",)], "ack_token STRING").write.format("kafkamq").option(
             "mode", "ack"
@@ -395,7 +399,7 @@ def test_messages_whose_rows_an_action_skips_are_started_before_the_position_pas
         return frame.sparkSession.createDataFrame(tokens, "ack_token STRING")
 
     query = ack(
-        read_queue(spark, "emails", max_rows=30),
+        read_queue(spark, "emails", options={"maxOffsetsPerTrigger": "30"}),
         checkpoint=checkpoint,
         each_batch=few,
         available_now=True,
@@ -505,13 +509,13 @@ def test_the_later_of_two_queries_on_a_queue_goes_on(
     logs.send(2, key=b"emails")
     earlier = start("earlier")
     try:
-        wait_until(lambda: committed(logs, "emails")[0] == 2, timeout_s=120)
+        wait_until(lambda: len(seen) == 2, timeout_s=120)
         later = start("later")
         try:
             with pytest.raises(FencedError, match=r"^queue 'emails': another query .*this one end"):
                 earlier.wait(within(120))
             logs.send(3, key=b"emails")
-            wait_until(lambda: committed(logs, "emails")[0] == 5, timeout_s=120)
+            wait_until(lambda: len(seen) >= 5, timeout_s=120)
         finally:
             later.stop()
     finally:
@@ -527,6 +531,11 @@ def test_what_cannot_work_is_refused(spark: SparkSession, logs: Logs, checkpoint
         ack(stream.select("value"), checkpoint=checkpoint)
     with pytest.raises(ConfigError, match="verdict is INT"):
         ack(stream.selectExpr("ack_token", "1 AS verdict"), checkpoint=checkpoint)
+    for name in ("VERDICT", "Reason"):
+        with pytest.raises(ConfigError, match=f"a column {name}: write {name.lower()}, or"):
+            ack(stream.selectExpr("ack_token", f"'reject' AS {name}"), checkpoint=checkpoint)
+    with pytest.raises(ConfigError, match=r"a column Topic: write topic, or rename it"):
+        ack(stream.selectExpr("ack_token", "value", "'x' AS Topic"), checkpoint=checkpoint)
     with pytest.raises(ConfigError, match=r"topic 'nowhere' does not exist.*create it"):
         ack(stream, checkpoint=checkpoint, topic="nowhere")
     with pytest.raises(ConfigError, match="needs `value`"):
@@ -541,6 +550,9 @@ def test_what_cannot_work_is_refused(spark: SparkSession, logs: Logs, checkpoint
         ack(stream, checkpoint=checkpoint, topic="nowhere", table="done")
     with pytest.raises(ConfigError, match="trigger_s and available_now exclude each other"):
         ack(stream, checkpoint=checkpoint, trigger_s=2.0, available_now=True)
+    other = stream.selectExpr("ack_token", "id AS other")
+    with pytest.raises(ConfigError, match="two sources of queue 'emails', as of a stream that is"):
+        ack(stream.join(other, "ack_token").select("ack_token"), checkpoint=checkpoint)
     both = map_messages(stream, lambda message: b"done")
     with pytest.raises(ConfigError, match="both the message's value and the handler's result"):
         ack(both, checkpoint=checkpoint, topic="nowhere")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -21,8 +22,9 @@ from kafkamq.queue.topics import create_topics
 from kafkamq.queue.wire.keys import key_partition
 from kafkamq.spark.batches import BATCH_ID
 from kafkamq.spark.checkpoint import read_note
-from kafkamq.spark.failures import query_failure
+from kafkamq.spark.failures import QueryFailedError, query_failure
 from kafkamq.spark.formats import register_source
+from kafkamq.spark.queue_streams import ack, read_queue
 from kafkamq.spark.sink import sink
 from kafkamq.spark.sink.sink import write_stream
 
@@ -142,10 +144,31 @@ def test_a_repeated_batch_is_skipped(
     produce(config.bootstrap_servers, topic, 300)
     run(source(spark, config, limit=100).select("key", "value"), config, checkpoint)
     assert written(config) == expected(300)
+    _require_its_topic(spark, config, checkpoint)
     _repeat_last_batch(checkpoint)
+    _forget_its_topic(checkpoint)
     produce(config.bootstrap_servers, topic, 50, first=300)
     run(source(spark, config, limit=100).select("key", "value"), config, checkpoint)
     assert written(config) == expected(350)
+    _require_its_topic(spark, config, checkpoint)
+
+
+def _require_its_topic(spark: SparkSession, config: ServiceConfig, checkpoint: str) -> None:
+    """A batch that is repeated would lie in both."""
+    rows = source(spark, config, limit=100).select("key", "value")
+    for other, name in (("other", "topic other"), ("", "topics that the rows name")):
+        named = rows.selectExpr("*", "'other' AS topic")
+        with pytest.raises(ConfigError, match=rf"is of topic \S+\.out, not {name}: name another"):
+            write_stream(named, config, topic=other, checkpoint=checkpoint)
+
+
+def _forget_its_topic(checkpoint: str) -> None:
+    """As a release before had written the note."""
+    note = Path(checkpoint, "kafkamq.json")
+    values = json.loads(note.read_bytes())
+    del values["into"]
+    note.write_text(json.dumps(values))
+    note.with_name(".kafkamq.json.crc").unlink(missing_ok=True)
 
 
 def test_a_changed_batch_is_not_taken_for_the_old_one(
@@ -216,6 +239,20 @@ def test_rows_that_cannot_be_written_are_refused(
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         run(source(spark, config).select(*columns), config, checkpoint)
+
+
+@pytest.mark.parametrize("place", ["nosuch://a/b", "{}/file/below"])
+def test_a_checkpoint_that_cannot_be_opened_is_named(
+    spark: SparkSession, config: ServiceConfig, tmp_path: Path, place: str
+) -> None:
+    Path(tmp_path, "file").touch()
+    folder = place.format(tmp_path)
+    rows = source(spark, config).select("value")
+    with pytest.raises(QueryFailedError, match=f"^checkpoint {folder}: .* org.apache.hadoop"):
+        write_stream(rows, config, topic=_out(config), checkpoint=folder)
+    messages = read_queue(spark, "emails", config=config)
+    with pytest.raises(QueryFailedError, match=f"^checkpoint {folder}: .* org.apache.hadoop"):
+        ack(messages.select("ack_token"), config, checkpoint=folder)
 
 
 _PROGRAM = """

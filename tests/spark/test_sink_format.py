@@ -262,6 +262,11 @@ def test_a_table_is_sent_to_a_queue_once_under_its_id(
     again = ("value AS payload", "user_key AS key", "id", "headers", "ttl_ms / 1000 AS ttl")
     send("again", messages.load().selectExpr(*again))
     assert sorted(sent(logs, "again")) == expected, "a backfill, or a redrive, is a select"
+    twice = ", ".join(f"named_struct('key', 'h', 'value', {each})" for each in ("'v'", "NULL"))
+    send("twice", spark.sql(f"SELECT 'x' AS payload, 'i' AS id, array({twice}) AS headers"))
+    assert sent(logs, "twice") == [
+        (None, b"x", (("h", b"v"), ("h", None), ("kafkamq-id", b"i"))),
+    ]
     reserved = "array(named_struct('key', 'kafkamq-id', 'value', 'x'))"
     for wrong, message in [
         (f"SELECT 'x' AS payload, {reserved} AS headers", "names of the protocol cannot be sent"),
@@ -326,6 +331,43 @@ def test_options_that_cannot_work_are_named(
     with pytest.raises(Exception, match=message) as caught:
         topics.save(topics.table(spark, 1), **options)
     assert isinstance(query_failure(caught.value), ConfigError)
+
+
+def test_a_row_is_in_the_partition_that_it_names(spark: SparkSession, topics: Topics) -> None:
+    rows = spark.sql(
+        "SELECT id || IF(id % 3 = 0, '', '-key') AS value, IF(id % 3 = 0, NULL, 'k') AS key, "
+        "CAST(IF(id < 20, id % 2, NULL) AS INT) AS partition FROM range(30)"
+    )
+    topics.save(rows)
+    once = {(value, partition) for partition, _, value, _ in topics.written()}
+    assert len(once) == 30
+    for value, partition in once:
+        number = int((value or b"").removesuffix(b"-key"))
+        if number < 20:
+            assert partition == number % 2
+        elif number % 3:
+            assert partition == key_partition(b"k", 2)
+    topics.save(rows)
+    assert {(value, partition) for partition, _, value, _ in topics.written()} == once
+    for number in (2, -5, 1 << 32):
+        with pytest.raises(Exception, match=f"partition has {number}: .* has 2 parti") as caught:
+            topics.save(spark.sql(f"SELECT 'x' AS value, {number} AS partition"))
+        assert isinstance(query_failure(caught.value), ConfigError)
+    assert len(topics.values()) == 30
+
+
+@pytest.mark.parametrize("mode", ["complete", "update"])
+def test_a_stream_that_does_not_append_is_refused(
+    spark: SparkSession, topics: Topics, checkpoint: str, mode: str
+) -> None:
+    produce(topics.bootstrap, topics.into, 5, partition=-1)
+    register(spark)
+    counts = topics.rows(spark).groupBy("value").count().selectExpr("value")
+    writer = counts.writeStream.format("kafkamq").options(**topics.options()).outputMode(mode)
+    started = writer.option("checkpointLocation", checkpoint).trigger(availableNow=True)
+    with pytest.raises(Exception, match=r"only be appended to|does not support Update mode"):
+        started.start().awaitTermination(PATIENCE_S)
+    assert not topics.values()
 
 
 def test_rows_that_cannot_be_written_are_refused(spark: SparkSession, topics: Topics) -> None:

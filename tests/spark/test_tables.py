@@ -49,6 +49,15 @@ def test_a_row_without_an_origin_is_refused(spark: SparkSession) -> None:
             insert_once(lacking, Table("nowhere", ORIGIN, is_iceberg=False))
 
 
+def test_a_verdict_in_other_letters_is_refused(spark: SparkSession) -> None:
+    rows = spark.sql(
+        "SELECT 't' AS origin_topic, 0 AS origin_partition, 1L AS origin_offset,"
+        " now() AS origin_timestamp, 'x' AS ack_token, 'reject' AS VERDICT"
+    )
+    with pytest.raises(ConfigError, match="a column VERDICT: write verdict, or rename it"):
+        insert_once(rows, Table("nowhere", ORIGIN, is_iceberg=False))
+
+
 def test_a_table_of_iceberg_is_refused_on_spark_4_2_by_name_with_what_to_do(
     spark: SparkSession,
 ) -> None:

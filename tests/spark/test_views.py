@@ -14,7 +14,7 @@ from tests.integration.tracker_logs import Logs
 
 from kafkamq.errors import ConfigError
 from kafkamq.queue.wire.headers import Origin, copy_headers, dead_letter_headers
-from kafkamq.spark.formats import register_views
+from kafkamq.spark.formats import Views, register_views
 from kafkamq.spark.options import VIEWS
 from kafkamq.types import DeadLetterReason, Marker, MarkerType, MessageId, Outcome
 
@@ -261,6 +261,8 @@ def test_views_of_two_namespaces_live_side_by_side(
         "SELECT (SELECT count(*) FROM a_messages) AS a, (SELECT count(*) FROM b_messages) AS b"
     ).collect()[0]
     assert (counts.a, counts.b) == (2, 3)
+    earlier, later = Views(spark, logs.config), Views(spark, other.config)
+    assert (earlier.messages().count(), later.messages().count()) == (2, 3)
     with pytest.raises(ConfigError, match="prefix"):
         register_views(spark, logs.config, prefix="a b")
 

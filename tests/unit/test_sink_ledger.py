@@ -9,8 +9,10 @@ from contextlib import closing
 import pytest
 
 from kafkamq.config import ServiceConfig
+from kafkamq.errors import StateError
 from kafkamq.queue.topics import create_topics
 from kafkamq.spark.sink.ledger import MAX_RUNS, TASKS, Cell, SinkLedger
+from kafkamq.spark.sink.sink import clear_sink_ledger
 from kafkamq.transport.admin import Admin
 from kafkamq.transport.memory.cluster import forget_cluster
 
@@ -52,3 +54,45 @@ def test_a_write_that_no_other_run_repeats_has_a_group_for_each_task(
             assert len([name for name in admin.groups() if sink in name]) == groups
         with closing(Cell(ledger, 2, batch=0, cut=TASKS, run="run")) as late:
             assert late.is_repeated
+
+
+def forget(groups: list[str]) -> None:
+    """As the broker does with what was not renewed for ``offsets.retention.minutes``."""
+    with Admin(CONFIG) as admin:
+        for deleted in admin.client.delete_consumer_groups(groups).values():
+            deleted.result()
+
+
+def test_what_tells_the_number_of_cells_is_renewed_with_them() -> None:
+    """A batch that a later run cuts into fewer tasks waits for all that was written of it."""
+    with closing(SinkLedger(CONFIG, topic=TOPIC, sink="query")) as ledger:
+        write(ledger, cells=5, batch=0, run="first")
+        ranges = sorted({ledger.range_group(cell) for cell in range(5)})
+        forget(ranges)
+        write(ledger, cells=5, batch=1, run="first")
+        with Admin(CONFIG) as admin:
+            assert set(ranges) <= admin.groups()
+
+
+def test_cells_of_an_earlier_release_are_found_whose_number_is_forgotten() -> None:
+    with closing(SinkLedger(CONFIG, topic=TOPIC, sink="query")) as ledger:
+        write(ledger, cells=5, batch=3, run="first")
+        forget(sorted({ledger.range_group(cell) for cell in range(5)}))
+        assert sorted(ledger.entries()) == [0, 1, 2, 3, 4]
+        assert clear_sink_ledger(CONFIG, sink_id="query") == 6
+        assert not ledger.entries()
+
+
+def test_a_slot_whose_rows_changed_stops_and_others_are_written_as_they_are() -> None:
+    """Slots do not wait for each other: that would need as many cores as before."""
+    with closing(SinkLedger(CONFIG, topic=TOPIC, sink="query")) as ledger:
+        with closing(Cell(ledger, 0, batch=1, cut="slots=2", run="first")) as cell:
+            cell.count(1, 7)
+            assert cell.commit()
+        with closing(Cell(ledger, 1, batch=1, cut="slots=2", run="second")) as cell:
+            cell.count(1, 8)
+            assert cell.commit()
+        with closing(Cell(ledger, 0, batch=1, cut="slots=2", run="second")) as cell:
+            cell.count(1, 9)
+            with pytest.raises(StateError, match=r"slots=2 0 was .* nothing of it was written aga"):
+                cell.commit()

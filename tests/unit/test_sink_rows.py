@@ -83,6 +83,22 @@ def test_the_order_of_headers_counts() -> None:
     assert len(set(read_rows(batch_of([first, second])).identities.tolist())) == 2
 
 
+def test_no_partition_is_null_or_as_clients_write_it() -> None:
+    batch = pa.RecordBatch.from_pydict({"value": [b"a"] * 3, "partition": [-1, None, 0]})
+    read = read_rows(batch)
+    assert read.partitions == [None, None, 0]
+    first, second, third = read.identities.tolist()
+    assert first == second != third
+
+
+@pytest.mark.parametrize("header", [None, {"key": None, "value": b"v"}])
+def test_a_header_that_is_null_or_has_no_name_is_refused(header: object) -> None:
+    column = pa.array([[header], []], type=_TYPES["headers"])
+    batch = pa.RecordBatch.from_arrays([pa.array([b"a", b"b"]), column], names=["value", "headers"])
+    with pytest.raises(ConfigError, match="column headers has a null, or a header without a name"):
+        read_rows(batch)
+
+
 def test_slots_are_named_by_their_column() -> None:
     assert slots_of(["value", slot_column(12)]) == 12
     assert slots_of(["value", "_slot_of_", "_slot_of_x"]) is None

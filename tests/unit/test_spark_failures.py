@@ -13,9 +13,15 @@ from py4j.protocol import Py4JError  # type: ignore[import-untyped]  # no hints
 from pyspark import SparkContext
 from pyspark.errors import PySparkException
 
-from kafkamq.errors import FencedError, KafkaMQError
+from kafkamq.errors import DeadlineExceededError, FencedError, KafkaMQError
 from kafkamq.spark.batches import Batch
-from kafkamq.spark.failures import QueryFailedError, SparkGoneError, advised, query_failure
+from kafkamq.spark.failures import (
+    QueryFailedError,
+    SparkGoneError,
+    advised,
+    opens_checkpoint,
+    query_failure,
+)
 from kafkamq.spark.jobs.sql import sql_errors
 from kafkamq.spark.queue_streams import Acknowledged, AckQuery
 from kafkamq.spark.tables import repeated
@@ -44,6 +50,19 @@ def test_what_java_says_is_the_failure() -> None:
     text = "An error occurred while calling o2.start.\n: java.io.IOException: bad \x1b[2J\n\tat"
     said = str(query_failure(RuntimeError(text)))
     assert said == "the Spark query ended: java.io.IOException: bad ?[2J"
+
+
+def test_a_checkpoint_is_named_by_what_the_jvm_says_of_it() -> None:
+    @opens_checkpoint
+    def start(error: Exception, *, checkpoint: str) -> None:
+        raise error
+
+    said = "An error occurred while calling o5.mkdirs.\n: java.io.IOException: no folder\n\tat"
+    with pytest.raises(QueryFailedError, match=r"^checkpoint s3a://c: .* java.io.IOException: no"):
+        start(Py4JError(said), checkpoint="s3a://c")
+    ours = DeadlineExceededError("Kafka did not answer")
+    with pytest.raises(DeadlineExceededError, match="Kafka did not answer"):
+        start(ours, checkpoint="s3a://c")
 
 
 class Query:
@@ -82,6 +101,8 @@ def test_an_error_of_sparks_own_is_not_its_own_cause(monkeypatch: pytest.MonkeyP
 
 
 CONFLICT = "io.delta.exceptions.ConcurrentAppendException: [DELTA_CONCURRENT_APPEND] files"
+ALTERED = "[DELTA_METADATA_CHANGED] The metadata of the Delta table has been changed"
+PROTOCOL = "io.delta.exceptions.ProtocolChangedException: The protocol version has been changed"
 FOUND = (
     "org.apache.iceberg.exceptions.ValidationException: Found conflicting files that can contain"
 )
@@ -110,7 +131,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return made
 
 
-@pytest.mark.parametrize("text", [CONFLICT, FOUND])
+@pytest.mark.parametrize("text", [CONFLICT, ALTERED, PROTOCOL, FOUND])
 def test_a_merge_is_repeated_where_another_writer_was_first(clock: Clock, text: str) -> None:
     refusals = [text] * 9
 

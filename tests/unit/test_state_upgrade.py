@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from kafkamq.errors import UnsupportedVersionError
+from kafkamq.errors import KafkaMQError, UnsupportedVersionError, WireError
 from kafkamq.markers.rules.redelivery import RedeliveryTracker
 from kafkamq.markers.rules.snapshot import STATE_VERSION, restore_tracker, take_snapshot
 from kafkamq.types import Marker, MarkerType, MessageId, Outcome
@@ -97,8 +97,17 @@ def test_state_that_was_written_before_folds_on() -> None:
     assert planned == here.plan()
 
 
-def test_state_of_a_newer_release_is_not_touched() -> None:
+@pytest.mark.parametrize(
+    ("newer", "error", "what_to_do"),
+    [
+        (1, UnsupportedVersionError, "upgrade kafkamq"),
+        (-1, WireError, "give the tracker an empty checkpoint"),
+    ],
+)
+def test_state_of_another_version_is_not_touched(
+    newer: int, error: type[KafkaMQError], what_to_do: str
+) -> None:
     index = json.loads(take_snapshot(fresh()).index)
-    index["version"] = STATE_VERSION + 1
-    with pytest.raises(UnsupportedVersionError, match="upgrade kafkamq"):
+    index["version"] = STATE_VERSION + newer
+    with pytest.raises(error, match=what_to_do):
         restore_tracker(json.dumps(index).encode(), lambda name: b"", partition=0)

@@ -1,22 +1,27 @@
-"""Makes ``tests/vectors/left-behind.tar.xz``: what an earlier release leaves behind.
+"""Makes archives in ``tests/vectors``: what an earlier release leaves behind.
 
-    python -m tests.upgrade.leave_behind 1405565 tests/vectors/left-behind.tar.xz
+    python -m tests.upgrade.leave_behind namespaces 1405565 tests/vectors/left-behind.tar.xz
+    python -m tests.upgrade.leave_behind streams 624a574b tests/vectors/left-streams.tar.xz
 
-A real broker's data folder, and the checkpoint of a Spark tracker beside it, so that topic ids,
-times and leader epochs are those that the release has seen. ``earlier.py`` runs with the release's
-code, which git gives by its revision; the broker is today's. All of it is due a minute later.
+A real broker's data folder, and beside it the checkpoints of Spark and its tables, so that topic
+ids, times and leader epochs are those that the release has seen. ``earlier.py`` or ``streams.py``
+runs with the release's code, which git gives by its revision; the broker is today's. All of it is
+due a minute later.
 """
 
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import tarfile
 import tempfile
+import time
+from collections.abc import Mapping
 from pathlib import Path
 
-from confluent_kafka import Producer
+from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from kafkamq.dev import LocalKafka
@@ -27,34 +32,67 @@ PLACE = "/LEFT-BEHIND"
 PROPERTIES = {"offsets.topic.num.partitions": "1", "transaction.state.log.num.partitions": "1"}
 
 
-def leave(revision: str, folder: Path) -> None:
-    """``folder/kafka`` and ``folder/checkpoint``."""
+def leave(what: str, revision: str, folder: Path) -> None:
+    """``folder/kafka``, and what is beside it."""
     source = folder / "source"
     source.mkdir()
-    files = subprocess.run(
-        ["git", "archive", revision, "src"], cwd=ROOT, stdout=subprocess.PIPE, check=True
-    ).stdout
+    command = ["git", "archive", revision]
+    files = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, check=True).stdout
     subprocess.run(["tar", "-x", "-C", source], input=files, check=True)
+    environment = {**os.environ, "PYTHONPATH": f"{source / 'src'}:{source}"}
     with LocalKafka(data_dir=folder / "kafka", properties=PROPERTIES) as kafka:
-        servers = kafka.bootstrap_servers
-        admin = AdminClient({"bootstrap.servers": servers})
-        admin.create_topics([NewTopic("records", 1, 1)])["records"].result(30)
-        producer = Producer({"bootstrap.servers": servers})
-        for number in range(1000):
-            producer.produce("records", b"%d" % number, b"k%d" % number)
-        producer.flush()
-        for kind in ("maps", "local", "spark", "fresh"):
-            checkpoint = f"file://{folder / 'checkpoint'}"
-            subprocess.run(
-                [sys.executable, Path(__file__).with_name("earlier.py"), kind, servers, checkpoint],
-                env={**os.environ, "PYTHONPATH": str(source / "src")},
-                check=True,
-                timeout=600,
-            )
-        _wait_until_dead(admin)
+        run = leave_streams if what == "streams" else leave_namespaces
+        run(kafka.bootstrap_servers, folder, environment)
+        _wait_until_dead(AdminClient({"bootstrap.servers": kafka.bootstrap_servers}))
+
+
+def leave_namespaces(servers: str, folder: Path, environment: Mapping[str, str]) -> None:
+    admin = AdminClient({"bootstrap.servers": servers})
+    admin.create_topics([NewTopic("records", 1, 1)])["records"].result(30)
+    producer = Producer({"bootstrap.servers": servers})
+    for number in range(1000):
+        producer.produce("records", b"%d" % number, b"k%d" % number)
+    producer.flush()
+    for kind in ("maps", "local", "spark", "fresh"):
+        checkpoint = f"file://{folder / 'checkpoint'}"
+        subprocess.run(
+            [sys.executable, Path(__file__).with_name("earlier.py"), kind, servers, checkpoint],
+            env=environment,
+            check=True,
+            timeout=600,
+        )
     note = folder / STATE_NOTE  # in which Spark names its schema by its whole path
     note.write_text(note.read_text().replace(str(folder), PLACE))
     note.with_name(f".{note.name}.crc").unlink(missing_ok=True)
+
+
+def leave_streams(servers: str, folder: Path, environment: Mapping[str, str]) -> None:
+    """The test says whether each was killed where its name says; if not, run it once more."""
+    from tests.upgrade.streams import BATCH, STREAMS
+
+    program = [sys.executable, Path(__file__).with_name("streams.py"), "killed", servers]
+    for name in STREAMS:
+        process = subprocess.Popen(
+            [*program, folder, name], env=environment, start_new_session=True
+        )
+        if name == "table_output":
+            version = folder / name / "_delta_log" / f"{2:020}.json"
+            while process.poll() is None and not version.exists():
+                time.sleep(0.001)
+        elif name.endswith("_output"):
+            _wait_for_rows(BATCH + 1, f"{name}-out", servers, process)
+        if name.endswith("_output"):
+            os.killpg(process.pid, signal.SIGKILL)
+        assert process.wait(300) == -signal.SIGKILL, "the stream ended by itself"
+
+
+def _wait_for_rows(count: int, topic: str, servers: str, process: subprocess.Popen[bytes]) -> None:
+    """Wait until so many are committed, or the process has ended."""
+    consumer = Consumer({"bootstrap.servers": servers, "group.id": "rows"})
+    consumer.assign([TopicPartition(topic, number, 0) for number in range(2)])
+    while process.poll() is None and count > 0:
+        count -= sum(row.error() is None for row in consumer.consume(100, 0.005))
+    consumer.close()
 
 
 def _wait_until_dead(admin: AdminClient) -> None:
@@ -66,13 +104,15 @@ def _wait_until_dead(admin: AdminClient) -> None:
             return
 
 
-def main(revision: str, target: str) -> None:
+def main(what: str, revision: str, target: str) -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        leave(revision, folder)
+        leave(what, revision, folder)
         with tarfile.open(target, "w:xz", preset=9) as archive:
             archive.add(folder / "kafka" / "data", "kafka/data")
-            archive.add(folder / "checkpoint", "checkpoint")
+            for path in sorted(folder.iterdir()):
+                if path.name not in {"kafka", "source"}:
+                    archive.add(path, path.name)
 
 
 if __name__ == "__main__":

@@ -12,13 +12,14 @@ from tests.integration.tracker_logs import read_topic
 from tests.upgrade.leave_behind import PLACE, STATE_NOTE
 
 from kafkamq import Queue, Service
+from kafkamq.config import ServiceConfig
 from kafkamq.dev import LocalKafka
 from kafkamq.queue.dead_letters import Selection, read_dead_letters, redrive
-from kafkamq.testing import check_logs, record_of
+from kafkamq.testing import Verdict, check_logs, record_of
 
-__all__ = ["left_behind", "take_over"]
+__all__ = ["judged", "left_behind", "take_over"]
 
-LEFT = Path(__file__).parents[1] / "vectors" / "left-behind.tar.xz"
+VECTORS = Path(__file__).parents[1] / "vectors"
 KEPT = {
     "offsets.topic.num.partitions": "1",
     "transaction.state.log.num.partitions": "1",
@@ -44,12 +45,13 @@ Not "acked", "again" (acked at its second delivery), "late-ack" (acked when no t
 
 
 @contextmanager
-def left_behind(folder: Path) -> Iterator[LocalKafka]:
+def left_behind(folder: Path, name: str = "left-behind") -> Iterator[LocalKafka]:
     """The broker of then, on a copy of its data."""
-    with tarfile.open(LEFT) as archive:
+    with tarfile.open(VECTORS / f"{name}.tar.xz") as archive:
         archive.extractall(folder, filter="data")
     note = folder / STATE_NOTE
-    note.write_text(note.read_text().replace(PLACE, str(folder)))
+    if note.exists():
+        note.write_text(note.read_text().replace(PLACE, str(folder)))
     with LocalKafka(data_dir=folder / "kafka", properties=KEPT) as kafka:
         yield kafka
 
@@ -72,11 +74,18 @@ def take_over(service: Service) -> None:
     ]
     assert redrive(config, Selection()).redriven == 1
     assert received(service.queue("orders"), 1) == Counter({("rejected-0", 1): 1})
+    judged(config)
+
+
+def judged(config: ServiceConfig) -> Verdict:
+    """What a checker that asks nobody says of the logs: nothing that is wrong."""
     topics = config.message_topic, config.marker_topic, config.dead_letter_topic
     messages, markers, dead_letters = (
         map(record_of, read_topic(config.bootstrap_servers, topic)) for topic in topics
     )
-    check_logs(messages=messages, markers=markers, dead_letters=dead_letters).require_ok()
+    verdict = check_logs(messages=messages, markers=markers, dead_letters=dead_letters)
+    verdict.require_ok()
+    return verdict
 
 
 def received(queue: Queue, count: int) -> Counter[tuple[str, int]]:

@@ -25,6 +25,8 @@ from kafkamq.queue.wire.keys import join_key
         ({"h": bytearray(b"v")}, "header 'h' is a bytearray"),
         ({"kafkamq-id": b"v"}, "kafkamq-id"),
         ([("h", b"v")], "headers is a list"),
+        (("h", b"v"), "headers is a tuple"),
+        ((("h", b"v"), ("h",)), "headers is a tuple: it must be a mapping of names to bytes, or"),
         ("h", "headers is a str"),
     ],
 )

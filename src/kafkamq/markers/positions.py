@@ -3,7 +3,7 @@
 Kafka drops the committed offsets of a group that has been empty for ``offsets.retention.minutes``
 (7 days). A queue that nobody worked on for so long would begin at the log's start, and hand out
 again what was acked. So workers also write their positions to the namespace's compacted ledger, at
-most once a second and never while anybody waits for it. A query on Spark does so after each batch.
+most once a second and never while anybody waits for it. A query on Spark does so behind its STARTs.
 Who finds nothing committed looks there. A killed worker may leave the ledger a moment behind; the
 STARTs since then say what it had begun, and what is STARTed is the tracker's to answer for. So it
 is with what is committed: the STARTs behind it are those of a worker that was killed just then.

@@ -93,7 +93,7 @@ class Producer:
         payload: bytes | None,
         *,
         key: bytes | str | None = None,
-        headers: Mapping[str, bytes] | None = None,
+        headers: Mapping[str, bytes] | Headers | None = None,
         delay: float | timedelta = 0.0,
         ttl: float | timedelta | None = None,
         id: str | None = None,
@@ -103,8 +103,8 @@ class Producer:
         Args:
             payload: Anything; None is a null payload, which is not the same as an empty one.
             key: Messages of one key are in one partition.
-            headers: Travel with every copy, untouched. Names ``kafkamq-...`` that the protocol
-                uses are refused.
+            headers: Travel with every copy, untouched; a tuple of pairs can name one twice. Names
+                ``kafkamq-...`` that the protocol uses are refused.
             delay: Seconds until it enters the queue. The token of the confirmed send cancels it.
             ttl: Seconds in the queue, from its first copy's append, after which it is not handed
                 out any more but goes to the dead letters as ``expired``.
@@ -172,7 +172,7 @@ class Producer:
         self,
         payload: bytes | None,
         key: bytes | str | None,
-        headers: Mapping[str, bytes] | None,
+        headers: Mapping[str, bytes] | Headers | None,
         ttl: float | timedelta | None,
         id: str | None,
     ) -> tuple[NewRecord, Delivery]:

@@ -42,11 +42,15 @@ class CheckpointNote:
     most: int = 0
     # Of sinks: the queue that the rows are sent to; empty: topics.
     queue: str = ""
+    # Of sinks: the topic of rows that name none; None: earlier releases did not note it.
+    into: str | None = None
 
     @classmethod
-    def new(cls, kind: str, *, topic: str, tasks: int, queue: str = "") -> CheckpointNote:
+    def new(
+        cls, kind: str, *, topic: str, tasks: int, queue: str = "", into: str | None = None
+    ) -> CheckpointNote:
         engine = f"{kind}-{uuid.uuid4().hex[:16]}"
-        return cls(topic=topic, tasks=tasks, engine=engine, queue=queue)
+        return cls(topic=topic, tasks=tasks, engine=engine, queue=queue, into=into)
 
     def place(self, checkpoint: str) -> str:
         return f"{checkpoint.rstrip('/')}/{self.folder}" if self.folder else checkpoint
@@ -143,6 +147,9 @@ def write_note(spark: SparkSession, checkpoint: str, note: CheckpointNote) -> Ch
     name = _name(note.number)
     draft = _path(spark, folder, f".{name}.draft")
     values = {"version": _VERSION, **asdict(note)}
+    if note.into is None:
+        # Earlier releases read the notes of trackers, and know nothing of it.
+        del values["into"]
     with closing(files.create(draft, True)) as stream:
         stream.write(bytearray(json.dumps(values).encode()))
     if not files.rename(draft, _path(spark, folder, name)):

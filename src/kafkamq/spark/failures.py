@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import re
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import wraps
+from typing import ParamSpec, TypeVar
 
 import kafkamq.errors as errors
 import kafkamq.transport.errors as client_errors
 from kafkamq.errors import KafkaMQError
+
+_Given = ParamSpec("_Given")
+_Started = TypeVar("_Started")
 
 _CALLING = re.compile(r"An error occurred while calling \S+\n: ")
 _OURS = re.compile(r"kafkamq\.(?:clients\.)?\w+\.(\w+): ([^\n]*)")
@@ -52,6 +57,22 @@ def spark_failure(error: BaseException) -> KafkaMQError:
             "this log). Start again in a new process: it goes on from its checkpoint"
         )
     return query_failure(error)
+
+
+def opens_checkpoint(start: Callable[_Given, _Started]) -> Callable[_Given, _Started]:
+    """Let a function raise our error with the checkpoint's name for the JVM's own."""
+
+    @wraps(start)
+    def named(*args: _Given.args, **given: _Given.kwargs) -> _Started:
+        try:
+            return start(*args, **given)
+        except jvm_errors() as error:
+            if isinstance(error, KafkaMQError):
+                raise
+            failed = spark_failure(error)
+            raise type(failed)(f"checkpoint {given.get('checkpoint')}: {failed}") from error
+
+    return named
 
 
 def spark_errors() -> tuple[type[BaseException], ...]:

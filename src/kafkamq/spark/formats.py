@@ -170,6 +170,11 @@ class KafkaSource(DataSource):
         self, schema: StructType, overwrite: bool
     ) -> DataSourceStreamWriter:
         """Verdicts with ``mode`` = ``ack``; else rows for topics or a queue."""
+        if overwrite:
+            raise ConfigError(
+                "outputMode is complete: each batch would have all rows again, and a topic can "
+                "only be appended to; outputMode('append')"
+            )
         if "mode" in self.options:
             return StreamEndWriter(parse_ack_options(self.options, self.service), schema)
         return StreamWriter(self._for_sink(schema))
@@ -203,7 +208,7 @@ class KafkaSource(DataSource):
 class Views:
     def __init__(self, spark: SparkSession, config: ServiceConfig) -> None:
         self._spark = spark
-        self._format = register_source(spark, config)
+        self._config = config
 
     def messages(self) -> DataFrame:
         """Every copy of every message in the queue topic.
@@ -238,7 +243,9 @@ class Views:
         return self.view("in_flight")
 
     def view(self, name: str) -> DataFrame:
-        return self._spark.read.format(self._format).option("view", name).load()
+        # A session may have been given another namespace since.
+        source = register_source(self._spark, self._config)
+        return self._spark.read.format(source).option("view", name).load()
 
 
 def register_views(

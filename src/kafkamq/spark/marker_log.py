@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence, Set
 from dataclasses import dataclass
 from functools import partial
 
@@ -81,6 +81,17 @@ class MarkerLog:
                 raise broker_error(self._producer.failed(errors[0]), doing)
             self.namespace.broker_clock.reported(log_ms, written_ms)
         return places
+
+    def is_of(self, topic_ids: Set[bytes]) -> bool:
+        """Return whether messages of these topic ids are of this namespace, as far as is known."""
+        named = topic_ids - {b""}
+        if not named:
+            return True
+        for ask in (self.namespace.facts, self.namespace.ask_again):
+            known = ask().message_topic_id
+            if not known or named == {known}:
+                return True
+        return False
 
     def ends(self, partitions: Sequence[int]) -> dict[int, int]:
         """Offset behind the last committed marker of each partition."""

@@ -122,6 +122,16 @@ def parse_source_options(
             f"queue is {given['queue']!r}: it is for the views {', '.join(_OF_QUEUES)}; of others "
             "choose the rows by where()"
         )
+    if "topic" in given and view in VIEWS:
+        raise ConfigError(
+            f"topic is {given['topic']!r}: view {view} reads the namespace's own; to read a "
+            "topic's records leave the view out"
+        )
+    if "minpartitions" in given and view in ("deliveries", "in_flight"):
+        raise ConfigError(
+            f"minPartitions means nothing to view {view}, whose partitions are folded whole: "
+            "leave it out"
+        )
     topic = given.get("topic") or _topic_of(config, view)
     if not topic:
         raise ConfigError(

@@ -11,9 +11,11 @@ salt is chosen so that number p lands in task ``p mod n``. A test pins the hash 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from itertools import count
 from typing import TYPE_CHECKING
+
+from kafkamq.errors import ConfigError
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -92,6 +94,13 @@ def group_key(topic: str, partition: int, tasks: int) -> str:
         if spark_hash(key) % tasks == partition % tasks:
             return key
     raise AssertionError("count() has no end")
+
+
+def check_spelling(columns: Iterable[str], known: Iterable[str]) -> None:
+    """Refuse a column that Spark takes for a known one, and that would be passed over."""
+    for name in columns:
+        if name.lower() in known and name not in known:
+            raise ConfigError(f"the rows have a column {name}: write {name.lower()}, or rename it")
 
 
 def with_columns(frame: DataFrame, kinds: Mapping[str, str]) -> DataFrame:

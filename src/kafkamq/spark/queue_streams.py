@@ -30,12 +30,13 @@ from kafkamq.spark.failures import (
     QueryFailedError,
     is_spark_gone,
     jvm_errors,
+    opens_checkpoint,
     query_failure,
     spark_failure,
 )
 from kafkamq.spark.formats import FORMAT, register_source, registered_config
 from kafkamq.spark.options import QueueOptions
-from kafkamq.spark.parallelism import FIRST_LOOK_S, NEXT_LOOK_S, cores
+from kafkamq.spark.parallelism import FIRST_LOOK_S, NEXT_LOOK_S, check_spelling, cores
 from kafkamq.spark.payloads import BodySchema, with_body
 from kafkamq.spark.queues.acks import (
     ACK_COLUMNS,
@@ -117,6 +118,8 @@ def read_queue(
     }
     if group is not None:
         own["group"] = group
+    if "maxoffsetspertrigger" in map(str.lower, options or ()):
+        del own["maxRowsPerTrigger"]
     rows = stream.options(**{**own, **(options or {})}).load()
     return rows if schema is None else with_body(rows, schema, malformed=malformed)
 
@@ -177,7 +180,11 @@ class AckQuery:
         return True
 
     def stop(self) -> None:
-        """End it; the batch under way is repeated at the next start."""
+        """End it; the next start repeats the batch under way.
+
+        What of it has no verdict is not given back: a lease that ends before the next start is a
+        delivery of its message, as with a kill.
+        """
         calls = logging.getLogger("py4j.clientserver")
         # It leaves out the interrupt of the batch under way, which py4j would print.
         calls.addFilter(_is_no_interrupt)
@@ -196,6 +203,7 @@ def _is_no_interrupt(record: logging.LogRecord) -> bool:
     return record.exc_info is None or "InterruptedException" not in str(record.exc_info[1])
 
 
+@opens_checkpoint
 def ack(
     frame: DataFrame,
     config: ServiceConfig | None = None,
@@ -238,6 +246,7 @@ def ack(
 
     Raises:
         ConfigError: Columns, topic or checkpoint cannot work; or output through Spark Connect.
+        QueryFailedError: Spark cannot open the checkpoint.
     """
     outputs: dict[str, object] = {"topic": topic, "table": table, "each_batch": each_batch}
     _require(frame, checkpoint, slots, [name for name, value in outputs.items() if value])
@@ -249,13 +258,14 @@ def ack(
     if getattr(frame.sparkSession, "_jvm", None) is None:
         outputs |= {"backoff": backoff, "slots": slots, "on_late": on_late}
         return AckQuery(start(_remote_writer(frame, config, checkpoint, outputs)), Acknowledged())
+    _require_one_source(frame)
     if table:
         each_batch = partial(_insert, check_table(frame, table))
     spark = frame.sparkSession
     config = config or registered_config(spark)
     settings = AckSettings(config=config, backoff=backoff or Backoff())
     output = None
-    if topic or ("topic" in frame.columns and each_batch is None):
+    if topic or (each_batch is None and _names_topics(frame)):
         _require_output(frame, config, topic)
         output = _Output(spark, settings, checkpoint, topic, slots)
     elif slots is not None:
@@ -302,6 +312,22 @@ def _require(frame: DataFrame, checkpoint: str, slots: int | None, outputs: list
         raise ConfigError(f"{' and '.join(outputs)} exclude each other: output goes to one place")
 
 
+def _require_one_source(frame: DataFrame) -> None:
+    """Refuse a plan that reads a queue twice: the later of two sources fences the earlier."""
+    leaves: Any = frame._jdf.queryExecution().analyzed().collectLeaves()
+    sources: dict[str, Any] = {}
+    for leaf in map(leaves.apply, range(leaves.size())):
+        if leaf.nodeName() != "StreamingRelationV2":
+            continue
+        queue_id = leaf.extraOptions().get("queue")
+        is_leased = leaf.extraOptions().get("acknowledge") == "true"
+        if is_leased and not sources.setdefault(queue_id, leaf).equals(leaf):
+            raise ConfigError(
+                f"the rows are of two sources of queue {queue_id!r}, as of a stream that is joined "
+                "with itself: take all columns from one read_queue(), or join in each_batch"
+            )
+
+
 def _remote_writer(
     frame: DataFrame,
     config: ServiceConfig | None,
@@ -310,7 +336,7 @@ def _remote_writer(
 ) -> DataStreamWriter:
     """The server has what was registered in the session; its sink finds no more options."""
     given = [name for name, value in needs_driver.items() if value]
-    if "topic" in frame.columns:
+    if _names_topics(frame):
         given.append("topic")
     if given:
         raise ConfigError(
@@ -319,11 +345,25 @@ def _remote_writer(
         )
     if config is not None:
         register_source(frame.sparkSession, config)
-    writer = frame.writeStream.format(FORMAT).option("mode", "ack")
+    rows = _verdicts(frame).repartition("ack_token")
+    writer = rows.writeStream.format(FORMAT).option("mode", "ack")
     return writer.option("checkpointLocation", checkpoint)
 
 
+def _verdicts(frame: DataFrame) -> DataFrame:
+    """Return the columns that ENDs are made of.
+
+    A message's rows must then be in one task, wherever a join, a union or a grouping took them.
+    """
+    return frame.select(*(name for name in ACK_COLUMNS if name in frame.columns))
+
+
+def _names_topics(frame: DataFrame) -> bool:
+    return "topic" in map(str.lower, frame.columns)
+
+
 def _require_output(frame: DataFrame, config: ServiceConfig, topic: str) -> None:
+    check_spelling(frame.columns, SINK_COLUMNS)
     if {"value", "result"} <= set(frame.columns):
         raise ConfigError(
             "the rows have both the message's value and the handler's result: select what to "
@@ -431,10 +471,8 @@ class _Batches:
     def _end(self, frame: DataFrame) -> None:
         check_columns(frame.schema)
         settings = self._settings
-        wanted = [name for name in ACK_COLUMNS if name in frame.columns]
-        # A message's rows, wherever a join or a grouping took them, in one task.
         tasks = frame.sparkSession.sparkContext.defaultParallelism
-        rows = frame.select(*wanted).repartition(tasks, "ack_token")
+        rows = _verdicts(frame).repartition(tasks, "ack_token")
         self._count(rows.mapInArrow(lambda parts: write_ends(parts, settings), RESULT_SCHEMA))
 
     def _count(self, results: DataFrame) -> None:

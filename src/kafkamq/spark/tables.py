@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 from kafkamq.errors import ConfigError, KafkaMQError
 from kafkamq.queue.wire.headers import Origin, read_message_headers
 from kafkamq.spark.failures import first_line, spark_errors, without_spark_log
+from kafkamq.spark.parallelism import check_spelling
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -47,7 +48,8 @@ _PATIENCE_S = 60.0
 _FIRST_PAUSE_S = 0.3
 _MAX_PAUSE_S = 5.0
 _CONFLICT = re.compile(
-    r"io\.delta\S*Concurrent\w*Exception|\[DELTA_CONCURRENT_"
+    r"io\.delta\S*(Concurrent\w*|(Metadata|Protocol)Changed)Exception"
+    r"|\[DELTA_(CONCURRENT_|METADATA_CHANGED|PROTOCOL_CHANGED)"
     r"|org\.apache\.iceberg\.exceptions\.(Validation|CommitFailed|CommitStateUnknown)Exception"
 )
 # Iceberg takes a last part of a name like these for a reference, as behind '#' of a path.
@@ -267,6 +269,7 @@ def _accepted(frame: DataFrame) -> DataFrame:
 
     if "ack_token" not in frame.columns:
         raise ConfigError("the rows have no column ack_token: keep it through your transformations")
+    check_spelling(frame.columns, ("verdict",))
     rows = frame
     if "verdict" in frame.columns:
         is_ack = fn.lower("verdict").isin("ack", "") | fn.isnull("verdict")

@@ -211,7 +211,7 @@ def restore_tracker(
 
     Raises:
         UnsupportedVersionError: written by a newer version.
-        WireError: not an index.
+        WireError: not an index, or one of an older version.
     """
     tracker = RedeliveryTracker(
         partition=partition,
@@ -230,7 +230,10 @@ def restore_tracker(
                 "upgrade kafkamq"
             )
         if version < STATE_VERSION:
-            raise WireError(f"tracker state of version {version}, which no release has written")
+            raise WireError(
+                f"tracker state of version {version}, this release reads {STATE_VERSION}: give "
+                "the tracker an empty checkpoint (no message is lost)"
+            )
         tracker.next_offset = state["next_offset"]
         tracker.clock = LogClock(*state["clock"])
         tracker.late_verdicts = state["late_verdicts"]

@@ -254,21 +254,23 @@ def checked_id(id: str) -> bytes:
     return encoded
 
 
-def checked_headers(headers: Mapping[str, bytes] | None) -> tuple[Headers, int]:
+def checked_headers(headers: Mapping[str, bytes] | Headers | None) -> tuple[Headers, int]:
     """Return the sender's headers in their order, and the bytes that they add to a record.
 
     Raises:
-        ConfigError: No mapping; a name that is no text, holds a NUL or belongs to the protocol; a
-            value that is not bytes. Names the header.
+        ConfigError: No mapping and no pairs; a name that is no text, holds a NUL or belongs to the
+            protocol; a value that is not bytes. Names the header.
     """
     if headers is None:
         return (), 0
-    if not isinstance(headers, Mapping):
+    pairs: object = tuple(headers.items()) if isinstance(headers, Mapping) else headers
+    if not isinstance(pairs, tuple) or any(map(_is_no_pair, pairs)):
         raise ConfigError(
-            f"headers is a {type(headers).__name__}: it must be a mapping of names to bytes"
+            f"headers is a {type(headers).__name__}: it must be a mapping of names to bytes, or a "
+            "tuple of such pairs"
         )
     size = 0
-    for name, value in headers.items():
+    for name, value in pairs:
         encoded = utf8(name, name="the name of a header")
         if b"\0" in encoded:
             raise ConfigError(f"headers has {name!r}: a name must be free of NUL characters")
@@ -276,7 +278,11 @@ def checked_headers(headers: Mapping[str, bytes] | None) -> tuple[Headers, int]:
             raise ConfigError(f"headers has {name!r}: names of the protocol cannot be sent")
         size += len(encoded) + payload_bytes(value, name=f"header {name!r}")
         size += _HEADER_OVERHEAD_BYTES
-    return tuple(headers.items()), size
+    return pairs, size
+
+
+def _is_no_pair(header: object) -> bool:
+    return not isinstance(header, tuple) or len(header) != 2
 
 
 def payload_bytes(payload: bytes | None, *, name: str = "payload") -> int:

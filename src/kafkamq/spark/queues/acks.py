@@ -28,6 +28,7 @@ from kafkamq.queue.wire.headers import cut_text
 from kafkamq.queue.wire.keys import marker_key
 from kafkamq.spark.marker_log import MarkerLog, marker_log
 from kafkamq.spark.options import parse_service
+from kafkamq.spark.parallelism import check_spelling
 from kafkamq.types import MessageId, Outcome
 
 if TYPE_CHECKING:
@@ -148,9 +149,20 @@ class End:
 
 
 def end_records(
-    ends: Iterable[End], settings: AckSettings, log: MarkerLog
+    ends: Sequence[End], settings: AckSettings, log: MarkerLog
 ) -> list[tuple[int, bytes, bytes]]:
-    """ENDs that say these verdicts: one for all that it can name (R30)."""
+    """ENDs that say these verdicts: one for all that it can name (R30).
+
+    Raises:
+        ConfigError: The messages are of another namespace, where nobody would read these ENDs.
+    """
+    if not log.is_of({end.token.message_id.topic_id for end in ends}):
+        config = settings.config
+        raise ConfigError(
+            f"the rows are of another topic than {config.message_topic} at "
+            f"{config.bootstrap_servers}: acknowledge with the ServiceConfig that read_queue() had "
+            "(or the topic was recreated: start the query again)"
+        )
     groups: dict[tuple[object, ...], list[End]] = {}
     for end in ends:
         token = end.token
@@ -195,6 +207,7 @@ def report(
 
 def check_columns(schema: StructType) -> None:
     types = {field.name: field.dataType.simpleString().upper() for field in schema.fields}
+    check_spelling(types, ACK_COLUMNS)
     if "ack_token" not in types:
         raise ConfigError(
             f"the rows have the columns {', '.join(types)}: acknowledging needs ack_token, as "

@@ -16,7 +16,6 @@ import threading
 import time
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -144,7 +143,6 @@ class QueueReader(StreamReader):
         self._group = acknowledge.group_id or group_of(options.config, options.queue_id)
         self._moved_on: dict[int, int] = {}
         self._begins: dict[int, int] = {}
-        self._done: StreamOffsets | None = None
         self._pass_s = 0.0
         self._asked_s = 0.0
         self._is_owner = False
@@ -177,16 +175,17 @@ class QueueReader(StreamReader):
         self._require_same_claims(start)
         self._check()
         topic = self.options.topic
-        # Workers of the queue may have gone on where an earlier run of the query stopped.
         self._moved_on = {}
-        if not self._owner.has_committed:
+        if not self._begins:
+            # Workers of the queue may have gone on where an earlier run of the query stopped.
             known = map(int, start.get(topic, {}))
             self._moved_on = self._owner.find(known, self._facts().message_topic_id)
         self._start_unplanned(start)
         found = super().latestOffset(start, limit)
-        self._commit(start)
+        self._pass_others()
         if found[topic] == start.get(topic):
             return {name: dict(values) for name, values in start.items()}
+        self._owner.require_alone()
         ends = marker_log(self.options.config).ends(range(self._facts().marker_partitions))
         found[_PLAN] = {self.options.queue_id: secrets.token_hex(_PLAN_BYTES)}
         found[_MARKERS] = {str(number): at for number, at in ends.items()}
@@ -227,19 +226,27 @@ class QueueReader(StreamReader):
             at < int(known.get(str(n), 0)) for n, at in starts.items()
         ):
             self._backlog.clear()
-            self._moved_on = {}
+            self._moved_on, self._pass_s = {}, 0.0
         untold = [number for number in ends if str(number) not in known]
         if known and untold and self._is_same(start):
             self._moved_on |= self._owner.find(untold, self._facts().message_topic_id)
         return {number: max(at, self._moved_on.get(number, 0)) for number, at in starts.items()}
 
     def _ranges(self, start: StreamOffsets, end: StreamOffsets) -> list[LogRange]:
-        begins = _numbers(end.get(_FROM, {}))
-        ranges = [
-            replace(each, start=max(each.start, begins.get(each.partition, 0)))
-            for each in super()._ranges(start, end)
+        """Return what the batch was planned with, which stands in its end.
+
+        Where batch 0 is repeated Spark asks again where the queue begins, and the position has
+        passed the batch by then.
+        """
+        if start == end:
+            # There is nothing to read, as at a restart, of the batch before.
+            return []
+        ends = _numbers(end[self.options.topic])
+        return [
+            LogRange(self.options.topic, number, begin, ends[number])
+            for number, begin in _numbers(end.get(_FROM, {})).items()
+            if begin < ends[number]
         ]
-        return [each for each in ranges if each.start < each.end]
 
     # ---- a batch
 
@@ -254,11 +261,11 @@ class QueueReader(StreamReader):
             return self._batch[2]
         ranges = self._ranges(start, end)
         if not ranges:
-            # There is nothing to read, as at a restart, of the batch before.
             return []
         self._check()
         self._renew_no_more()
-        plan = self._plan_of(end, is_repeated=self._planned != end)
+        is_repeated = self._planned != end
+        plan = self._plan_of(end, is_repeated=is_repeated)
         if self._gained_s is None:
             self._gained_s = time.monotonic()
         log, until_s = marker_log(self.options.config), self._gained_s + NEW_PARTITION_MS / 1000
@@ -268,6 +275,7 @@ class QueueReader(StreamReader):
         starter = Starter(plan, ranges, self.options, log, self._check)
         handed = starter.start(self._messages(ranges))
         self._keep_alive.named = starter.held
+        self._commit(ranges, end, is_repeated=is_repeated)
         tasks = [
             QueuePartition(self.options.topic, number, plan.consumer_id, of)
             for number, of in sorted(handed.items())
@@ -333,16 +341,31 @@ class QueueReader(StreamReader):
             message_ms if self._acknowledge.batch_markers else None,
         ).encode()
 
-    def _commit(self, done: StreamOffsets) -> None:
-        """Everything before the next batch has its END or will have none.
+    def _commit(self, ranges: Iterable[LogRange], end: StreamOffsets, *, is_repeated: bool) -> None:
+        """Commit that all of a batch is STARTed, before anybody sees its rows (R5)."""
+        if not self._is_of_topic(end):
+            return
+        topic_id, done = self._facts().message_topic_id, {one.partition: one.end for one in ranges}
+        # Workers may have gone on where an earlier run of the batch stopped.
+        found = self._owner.find(done, topic_id) if is_repeated else {}
+        passed = {number: max(at, found.get(number, 0)) for number, at in done.items()}
+        self._owner.commit(passed, topic_id)
 
-        Other queues' messages alone are no batch, so the checkpoint does not pass them, but the
-        position does, now and then. If it stood still before them it would be outside of the log
-        when they are deleted: the next start would miss records.
+    def _pass_others(self) -> None:
+        """Commit now and then that other queues' messages are passed.
+
+        Alone they are no batch, so the checkpoint does not pass them. If the position stood still
+        before them it would be outside of the log when they are deleted: the next start would miss
+        records.
         """
-        if done != self._done or time.monotonic() >= self._pass_s:
-            self._done, self._pass_s = done, time.monotonic() + PASS_S
+        if time.monotonic() >= self._pass_s:
+            self._pass_s = time.monotonic() + PASS_S
             self._owner.commit(self._begins, self._facts().message_topic_id)
+
+    def _is_of_topic(self, offsets: StreamOffsets) -> bool:
+        """Return whether these say something of the topic that is there: not of one before it."""
+        topic_id = self._facts().message_topic_id.hex()
+        return not topic_id or self._id_of(offsets) in ("", topic_id)
 
     def _start_unplanned(self, end: StreamOffsets) -> None:
         """START what has no START of the batch that ends there, where nobody has asked for it.
@@ -351,11 +374,7 @@ class QueueReader(StreamReader):
         have been killed before it was asked. Behind the queue's position nobody would look for
         these messages, so they are STARTed before it passes them (R5); nobody renews them.
         """
-        if self._batch[1] == end:
-            return
-        topic_id = self._facts().message_topic_id.hex()
-        if topic_id and self._id_of(end) not in ("", topic_id):
-            # The offsets say nothing of the topic that was recreated.
+        if self._batch[1] == end or not self._is_of_topic(end):
             return
         known = _numbers(end.get(self.options.topic, {}))
         ranges = []
@@ -368,6 +387,7 @@ class QueueReader(StreamReader):
             log = marker_log(self.options.config)
             starter = Starter(plan, ranges, self.options, log, self._check)
             starter.start(self._messages(ranges, is_done=True), lambda *_: 0)
+            self._commit(ranges, end, is_repeated=False)
         self._batch = {}, end, []
 
     def _renew_no_more(self) -> None:

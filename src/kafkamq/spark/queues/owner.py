@@ -92,9 +92,13 @@ class QueueOwner:
         key = record.key()
         return key == self._own or (key or b"").startswith(self._prefix)
 
-    @property
-    def has_committed(self) -> bool:
-        return bool(self._committed)
+    def require_alone(self) -> None:
+        """Raise StateError if the group has members: both would hand out the same messages."""
+        if self._admin.group_assignments(self._group):
+            raise StateError(
+                f"workers joined queue {self._queue_id!r} (group {self._group}) while Spark "
+                "reads it, and hand out the same messages; stop one of them"
+            )
 
     def find(self, numbers: Iterable[int], topic_id: bytes) -> dict[int, int]:
         """Find the positions of these partitions; absent: the queue is new there."""
@@ -140,11 +144,7 @@ class QueueOwner:
         """
         news = {number: at for number, at in offsets.items() if self._committed.get(number) != at}
         if news:
-            if self._admin.group_assignments(self._group):
-                raise StateError(
-                    f"workers joined queue {self._queue_id!r} (group {self._group}) while Spark "
-                    "reads it, and hand out the same messages; stop one of them"
-                )
+            self.require_alone()
             self._transact(news)
             self._committed.update(news)
             self._kept.note(news, topic_id)

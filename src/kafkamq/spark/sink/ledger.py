@@ -8,7 +8,8 @@ cell, what is written already.
 Spark may cut a repeated batch into other tasks than before. Therefore a cell that is not written
 yet waits until every cell that an earlier run wrote of this batch was found again with the same
 rows: then, and only then, its own rows are not among theirs. Where that never happens the batch
-was cut differently, and the query ends without writing.
+was cut differently, and the query ends without writing. Slots do not wait for each other while
+their number is the same: equal rows are in the same slot then.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ _PATIENCE_S = 30.0
 _POLL_S = 0.2
 _HASTE_S = 6.0
 _MAX_BITS = 24
+_LOST_BITS = 12
 _MASK = (1 << 64) - 1
 
 
@@ -107,8 +109,9 @@ class SinkLedger:
 
     Committed offsets of ``topic``'s partition 0, each under a group of its own that never has
     members: one per cell, one for the batch that was written last, and one for each power of two
-    below which there are cells. ``is_alone``: No other run repeats its batch, and those of cells
-    are enough.
+    below which there are cells. A cell renews all of its own, so that the broker, which forgets
+    what is not renewed, forgets none that is needed. ``is_alone``: No other run repeats its batch,
+    and those of cells are enough.
     """
 
     def __init__(
@@ -133,7 +136,7 @@ class SinkLedger:
         return f"{self.prefix}.last"
 
     def range_group(self, cell: int) -> str:
-        """Return the group that exists once there are cells of so many bits."""
+        """Return the group that exists while there are cells of so many bits."""
         return f"{self.prefix}.range.{cell.bit_length()}"
 
     def entry(self, cell: int) -> CellEntry | None:
@@ -150,8 +153,10 @@ class SinkLedger:
         return [f"{self.prefix}.range.{bits}" for bits in range(_MAX_BITS + 1)]
 
     def _cells(self) -> list[str]:
-        found = enumerate(self._read(self._ranges()))
-        highest = max((bits for bits, entry in found if entry is not None), default=-1)
+        last, *ranges = self._read([self.last_group, *self._ranges()])
+        found = [bits for bits, entry in enumerate(ranges) if entry is not None]
+        # Earlier releases did not renew the ranges, so there may be cells without any.
+        highest = max(found, default=-1 if last is None else _LOST_BITS)
         return [self.group(cell) for cell in range(1 << highest if highest >= 0 else 0)]
 
     def await_confirmation(self, *, batch: int, run: str, cut: str) -> None:
@@ -239,8 +244,7 @@ class Cell:
         ledger = self._ledger
         groups = [ledger.group(self.number)]
         if not ledger.is_alone:
-            groups.append(ledger.last_group)
-            groups += [ledger.range_group(self.number)] if self._before is None else []
+            groups += [ledger.last_group, ledger.range_group(self.number)]
         self._commit(entry, groups)
         return True
 
@@ -252,8 +256,9 @@ class Cell:
                 f"checkpoint older than its ledger, or a batch that changed: batch {self._batch} "
                 f"of {before.cut} {self.number} was written with {before.rows} rows "
                 f"({before.digest:016x}), now it has {entry.rows} ({entry.digest:016x}); nothing "
-                "was written. Start the query as it was started before, from a source that gives "
-                "the same rows again; rows from by_slot() do not depend on the number of tasks"
+                "of it was written again. Start the query as it was started before, from a source "
+                "that gives the same rows again; rows from by_slot() do not depend on the number "
+                "of tasks"
             )
         if before.run != entry.run:
             self.producer.begin()

@@ -221,7 +221,9 @@ def read_rows(batch: pa.RecordBatch) -> Rows:
     values = _bytes(columns.get("value", columns.get("payload")), len(batch))
     keys = _bytes(columns["key"], len(batch)) if "key" in columns else None
     headers, header_marks = _headers(columns.get("headers"))
-    partitions = columns["partition"].to_pylist() if "partition" in columns else None
+    partitions = None
+    if "partition" in columns:
+        partitions = [None if each == -1 else each for each in columns["partition"].to_pylist()]
     topics = columns["topic"].to_pylist() if "topic" in columns else None
     labels = None
     if "payload" in batch.schema.names:
@@ -259,6 +261,8 @@ def _headers(column: pa.Array | None) -> tuple[list[Headers] | None, np.ndarray[
     ends = np.cumsum(counts, dtype=np.int64)
     starts = ends - counts
     entries = column.flatten()
+    if entries.null_count or entries.field(0).null_count:
+        raise ConfigError("column headers has a null, or a header without a name: filter them out")
     coded = entries.field(0).dictionary_encode()
     known = coded.dictionary.to_pylist()
     indices = coded.indices.to_numpy(zero_copy_only=False)

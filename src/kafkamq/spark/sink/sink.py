@@ -14,11 +14,13 @@ and what is not, in ``docs/sink.md``.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import ConfigError
 from kafkamq.spark.checkpoint import CheckpointNote, is_settled, last_batch, read_note, write_note
+from kafkamq.spark.failures import opens_checkpoint
 from kafkamq.spark.formats import register_source
 from kafkamq.spark.parallelism import cores, in_slots, with_columns
 from kafkamq.spark.session import active
@@ -69,6 +71,7 @@ def by_slot(frame: DataFrame, slots: int) -> DataFrame:
     return in_slots(rows, slot_column(slots), fn.col(IDENTITY), slots)
 
 
+@opens_checkpoint
 def write_stream(
     frame: DataFrame,
     config: ServiceConfig,
@@ -93,7 +96,7 @@ def write_stream(
             ``queue`` the columns of its messages: ``payload``, and ``key``, ``id``, ``headers``,
             ``delay`` and ``ttl``.
         config: The cluster, Kafka's properties and the ledger topic.
-        checkpoint: Spark's folder for this query.
+        checkpoint: Spark's folder for this query, of one topic or queue.
         topic: For rows that name none.
         queue: Send to this queue.
         slots: Transactions of a batch. None: one for each core, and at later starts more, if there
@@ -105,6 +108,7 @@ def write_stream(
 
     Raises:
         ConfigError: Columns, topic or checkpoint cannot work.
+        QueryFailedError: Spark cannot open the checkpoint.
         StateError: Later, from the query: the checkpoint is older than its ledger.
     """
     spark = frame.sparkSession
@@ -112,7 +116,7 @@ def write_stream(
         raise ConfigError(
             "topic is missing: name one, or give the rows a column `topic`; or name a queue"
         )
-    note = _note(spark, config, checkpoint, slots, queue)
+    note = _note(spark, config, checkpoint, slots, queue, topic)
     name = f"kafkamq_{note.engine.replace('-', '_')}"
     register_source(spark, config, name=name)
     writer = (
@@ -147,16 +151,26 @@ def start_query(
 
 
 def _note(
-    spark: SparkSession, config: ServiceConfig, checkpoint: str, slots: int | None, queue: str
+    spark: SparkSession,
+    config: ServiceConfig,
+    checkpoint: str,
+    slots: int | None,
+    queue: str,
+    into: str,
 ) -> CheckpointNote:
     note = read_note(spark, checkpoint, topic=config.ledger_topic)
     there = min(MAX_SLOTS, cores(spark))
     if note is None:
         tasks = slots or there
-        note = CheckpointNote.new("sink", topic=config.ledger_topic, tasks=tasks, queue=queue)
+        note = CheckpointNote.new(
+            "sink", topic=config.ledger_topic, tasks=tasks, queue=queue, into=into
+        )
         return write_note(spark, checkpoint, note)
-    if note.queue != queue:
-        of, now = (f"queue {name}" if name else "topics" for name in (note.queue, queue))
+    if note.into is None and note.queue == queue:
+        noted = replace(note, into=into, number=note.number + 1)
+        note = write_note(spark, checkpoint, noted)
+    of, now = _target(note.queue, note.into), _target(queue, into)
+    if of != now:
         raise ConfigError(f"checkpoint {checkpoint} is of {of}, not {now}: name another folder")
     wanted = slots or max(there, note.tasks)
     if wanted == note.tasks:
@@ -170,6 +184,12 @@ def _note(
             "batch is to be repeated with as many; leave slots out until that is done"
         )
     return note
+
+
+def _target(queue: str, topic: str | None) -> str:
+    if queue:
+        return f"queue {queue}"
+    return f"topic {topic}" if topic else "topics that the rows name"
 
 
 def clear_sink_ledger(

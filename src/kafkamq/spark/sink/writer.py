@@ -170,18 +170,7 @@ class _Targets:
         self._counts: dict[str, int] = {}
 
     def send(self, rows: Rows, sender: TransactionalProducer) -> None:
-        if rows.headers is None and rows.topics is None and self._topic:
-            messages = [
-                {"value": value, "partition": partition}
-                if key is None
-                else {"value": value, "key": key, "partition": partition}
-                for value, key, partition in zip(
-                    rows.values, rows.keys or repeat(None), self._partitions(rows), strict=False
-                )
-            ]
-            sender.produce_many(self._topic, -1, messages)
-        else:
-            sender.produce_records(self.records(rows))
+        sender.produce_records(self.records(rows))
 
     def records(self, rows: Rows) -> Iterator[NewRecord]:
         return zip(
@@ -212,6 +201,12 @@ class _Targets:
             chosen = [
                 one % self._count(topic) for one, topic in zip(identities, topics, strict=False)
             ]
+        for number, topic in zip(rows.partitions or (), self._topics(rows), strict=False):
+            if number is not None and not 0 <= number < self._count(topic):
+                raise ConfigError(
+                    f"column partition has {number}: topic {topic} has {self._count(topic)} "
+                    "partitions, from 0; null leaves the choice to key or content"
+                )
         keys = rows.keys or repeat(None)
         return [
             partition if partition is not None else (one if key is None else -1)
@@ -257,13 +252,10 @@ class _Messages:
         for payload, key, of_row, id, delay, ttl in zip(
             rows.values, keys, headers, *rows.labels or (), strict=False
         ):
-            named = dict(of_row)
-            if len(named) < len(of_row):
-                raise ConfigError("headers name one twice: a message has each once")
             self._producer.send(
                 payload,
                 key=key,
-                headers=cast("dict[str, bytes]", named),
+                headers=of_row,
                 delay=float(delay or 0),
                 ttl=None if ttl is None else float(ttl),
                 id=id,

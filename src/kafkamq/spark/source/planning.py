@@ -148,7 +148,7 @@ def batch_ranges(options: SourceOptions, pushed: Pushed = NOTHING_PUSHED) -> lis
         ends = {number: min(ends[number], cuts[number]) for number in numbers}
     ends = {number: min(end, pushed.max_offset + 1) for number, end in ends.items()}
     total = sum(max(0, ends[number] - starts[number]) for number in numbers)
-    size = max(1, -(-total // (1 if options.is_folded else options.min_partitions)))
+    size = max(1, -(-total // options.min_partitions))
     return [
         LogRange(topic, number, start, min(start + size, ends[number]))
         for number in numbers

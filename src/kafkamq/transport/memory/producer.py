@@ -134,13 +134,12 @@ class Producer(Transactional):
             taken, whole = 0, on_delivery if callback is None else callback
             for message in messages:
                 value, key = message.get("value"), message.get("key")
-                number = message.get("partition", partition)
-                error = self._refusal(topic, number, value, key)
+                error = self._refusal(topic, partition, value, key)
                 if error is not None:
                     message["_error"] = error
                     continue
                 report = message.get("callback", message.get("on_delivery", whole))
-                self._queue(topic, value, key, number, report, message.get("headers"))
+                self._queue(topic, value, key, partition, report, message.get("headers"))
                 taken += 1
             self.cluster.changed.notify_all()
             return taken
