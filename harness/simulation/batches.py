@@ -39,7 +39,6 @@ if TYPE_CHECKING:
 _ATTEMPTS = 4  # spark.task.maxFailures
 _STEP_S = 0.05
 _LOOK_S = 5.0  # for added partitions
-_COLUMNS = [column.split()[0] for column in FOLDED_COLUMNS.split(", ")]
 _Offsets = Mapping[str, Mapping[str, "int | str"]]
 
 
@@ -121,7 +120,7 @@ class BatchTracker:
         settling = RowSettling(
             config, self._tracker, engine=self._checkpoint.engine, trigger_ms=trigger_ms
         )
-        keeper = TickKeeper(config, self._tracker, epoch=0, token=token)
+        keeper = TickKeeper(config, self._tracker, token=token)
         with ExitStack() as stack:
             succession = None
             self._count = self._partition_count()
@@ -328,7 +327,6 @@ class _Worker:
 
     def __init__(self, tracker: BatchTracker, epoch: int, token: str, process: Process) -> None:
         world, config = tracker._world, tracker._config
-        carry_after_ms = world.limits.retention_ms // 4
         self._world = world
         self._config = config
         self._process = process
@@ -337,8 +335,7 @@ class _Worker:
             epoch=epoch,
             token=token,
             max_lease_ms=tracker._tracker.max_lease_ms,
-            carry_after_ms=carry_after_ms,
-            longest_ms=2 * carry_after_ms,
+            carry_after_ms=world.limits.retention_ms // 4,
             max_actions=tracker._tracker.max_offsets_per_commit,
             starting=tracker._checkpoint.starting,
         )
@@ -359,7 +356,7 @@ class _Worker:
         cells = [(*place, first, block) for first, block in blocks]
         fold = PartitionFold(self._fold_settings, state, state)
         cells = cells or [(*place, wanted.start, encode_block([]))]
-        row = dict(zip(_COLUMNS, fold.fold(cells), strict=True))
+        row: dict[str, object] = dict(zip(FOLDED_COLUMNS, fold.fold(cells), strict=True))
         self._maybe_lost()
         return state, row
 

@@ -14,7 +14,7 @@ from tests.waiting import wait_until, within
 
 from kafkamq.spark import ack, read_queue, register
 from kafkamq.spark import queue_streams as queues
-from kafkamq.spark.checkpoint import CheckpointNote, read_note
+from kafkamq.spark.checkpoint import Checkpoint, CheckpointNote
 from kafkamq.spark.parallelism import announced_cores, cores, tracker_tasks
 from kafkamq.spark.tracker import tracker
 from kafkamq.spark.tracker.tracker import SparkTracker
@@ -150,7 +150,7 @@ def test_a_queue_that_is_acknowledged_follows_the_executors(
         query = ack(rows, checkpoint=checkpoint, topic=out, available_now=True, **options)
         assert query.wait(within(120)), "the query did not end"
         assert query.total.late == 0
-        note = read_note(spark, checkpoint, topic=logs.config.ledger_topic)
+        note = Checkpoint(spark, checkpoint).note(logs.config.ledger_topic)
         assert note is not None
         return note.tasks
 

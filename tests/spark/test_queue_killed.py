@@ -23,7 +23,6 @@ from tests.waiting import within
 from kafkamq.config import ServiceConfig
 from kafkamq.spark.checkpoint import CheckpointNote
 from kafkamq.spark.options import parse_source_options
-from kafkamq.spark.queues.acks import AckSettings
 from kafkamq.spark.queues.committing import CommitSettings, commit_slots, next_epoch
 from kafkamq.spark.queues.leasing import QueuePartition, QueueReader
 from kafkamq.types import MarkerType, Outcome
@@ -75,8 +74,8 @@ def acknowledge(
         }
         for row in found
     ]
-    ack = AckSettings(config=reader.options.config)
-    settings = CommitSettings(ack=ack, topic=topic, engine=ENGINE, epoch=epoch, slots=SLOTS)
+    config = reader.options.config
+    settings = CommitSettings(config=config, topic=topic, engine=ENGINE, epoch=epoch)
     parts = commit_slots(iter([pa.RecordBatch.from_pylist(output)]), settings, 0)
     return [part.to_pylist()[0] for part in parts]
 

@@ -498,9 +498,7 @@ def test_slots_write_once(logs: Logs, reader: QueueReader) -> None:
         for row in found
     ]
     output[2] = {**output[2], "value": None, "verdict": "reject", "reason": "bad"}
-    settings = CommitSettings(
-        ack=AckSettings(config=logs.config), topic=out, engine="ack-test", epoch=1, slots=1
-    )
+    settings = CommitSettings(config=logs.config, topic=out, engine="ack-test", epoch=1)
 
     def commit(some: list[dict[str, Any]], batch: int) -> dict[str, Any]:
         (result,) = commit_slots(iter([pa.RecordBatch.from_pylist(some)]), settings, batch)
@@ -547,9 +545,7 @@ def test_a_nack_that_was_committed_stays_when_the_batch_is_repeated(
     logs.send(2, key=b"emails")
     begin = reader.initialOffset()
     planned, _ = plan(reader, begin)
-    settings = CommitSettings(
-        ack=AckSettings(config=logs.config), topic=out, engine="ack-test", epoch=1, slots=1
-    )
+    settings = CommitSettings(config=logs.config, topic=out, engine="ack-test", epoch=1)
 
     def commit(verdicts: list[dict[str, Any]]) -> None:
         empty = dict.fromkeys(("delay", "reason", "headers", "partition", "topic", "key"))

@@ -40,7 +40,6 @@ from kafkamq.queue.wire.keys import marker_partition
 from kafkamq.spark.marker_log import MarkerLog
 from kafkamq.spark.options import parse_source_options
 from kafkamq.spark.queues import starting
-from kafkamq.spark.queues.acks import AckSettings
 from kafkamq.spark.queues.committing import CommitSettings, commit_slots
 from kafkamq.spark.queues.leasing import QueueReader
 from kafkamq.spark.queues.owner import QueueOwner
@@ -296,9 +295,7 @@ def test_a_repeated_batch_may_have_other_rows(logs: Logs, reader: QueueReader) -
 
     def run(matched: set[int], epoch: int, batch: int = 0) -> tuple[int, int]:
         """A start of the query that repeats the batch; rows that were written, and skipped."""
-        settings = CommitSettings(
-            ack=AckSettings(config=logs.config), topic=out, engine="joins", epoch=epoch, slots=1
-        )
+        settings = CommitSettings(config=logs.config, topic=out, engine="joins", epoch=epoch)
         restarted = QueueReader(reader.options, SCHEMA)
         try:
             found = rows(restarted, tasks_of(restarted, begin, planned))

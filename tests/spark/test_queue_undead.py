@@ -22,7 +22,7 @@ from kafkamq.errors import FencedError
 from kafkamq.markers.tracker.ledger import Ledger, LedgerKey
 from kafkamq.spark.marker_log import marker_log
 from kafkamq.spark.options import parse_source_options
-from kafkamq.spark.queues.acks import AckSettings, AckToken, find_late, read_verdicts
+from kafkamq.spark.queues.acks import AckToken, find_late, read_verdicts
 from kafkamq.spark.queues.committing import CommitSettings, commit_slots
 from kafkamq.spark.queues.leasing import QueueReader
 from kafkamq.types import MarkerType, MessageId
@@ -62,11 +62,7 @@ class Batch:
     def report(self, found: Rows, verdicts: Mapping[int, str], *, epoch: int) -> dict[str, Any]:
         """Return all that the worker says, as its ``commit`` does."""
         settings = CommitSettings(
-            ack=AckSettings(config=self.logs.config),
-            topic=self.out,
-            engine="undead",
-            epoch=epoch,
-            slots=1,
+            config=self.logs.config, topic=self.out, engine="undead", epoch=epoch
         )
         output = [
             {**_EMPTY, "ack_token": row["ack_token"], "_slot": 0, **_row(at, verdicts[at])}

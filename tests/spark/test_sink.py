@@ -21,7 +21,7 @@ from kafkamq.errors import ConfigError, StateError
 from kafkamq.queue.topics import create_topics
 from kafkamq.queue.wire.keys import key_partition
 from kafkamq.spark.batches import BATCH_ID
-from kafkamq.spark.checkpoint import read_note
+from kafkamq.spark.checkpoint import Checkpoint
 from kafkamq.spark.failures import QueryFailedError, query_failure
 from kafkamq.spark.formats import register_source
 from kafkamq.spark.queue_streams import ack, read_queue
@@ -225,7 +225,7 @@ def test_slots_change_when_no_batch_is_left_to_be_repeated(
 
 
 def _slots(spark: SparkSession, config: ServiceConfig, checkpoint: str) -> int:
-    note = read_note(spark, checkpoint, topic=config.ledger_topic)
+    note = Checkpoint(spark, checkpoint).note(config.ledger_topic)
     assert note is not None
     return note.tasks
 

@@ -46,7 +46,7 @@ from kafkamq.metrics.catalog import LATENESS, SPARK_RUNNING
 from kafkamq.metrics.health import health
 from kafkamq.queue.wire.headers import read_message_headers
 from kafkamq.spark import register
-from kafkamq.spark.checkpoint import CheckpointNote, write_note
+from kafkamq.spark.checkpoint import Checkpoint, CheckpointNote
 from kafkamq.spark.tracker import tracker as tracker_module
 from kafkamq.spark.tracker.tracker import SparkTracker
 from kafkamq.types import Marker, MarkerType, MessageId, Outcome, expand
@@ -250,7 +250,7 @@ def test_a_start_that_is_refused_leaves_the_tracker_that_runs_alone(
         running.begin()
         running.commit(0, batch=50, rows_done=0)
         if why == "an older copy":
-            write_note(spark, checkpoint, note)
+            Checkpoint(spark, checkpoint).write(note)
         elif why == "no folder":
             Path(checkpoint).write_text("a file")
             checkpoint += "/below"

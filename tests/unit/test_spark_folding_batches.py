@@ -42,7 +42,6 @@ def settings() -> FoldSettings:
         epoch=1,
         max_lease_ms=3_600_000,
         carry_after_ms=3_600_000,
-        longest_ms=7_200_000,
         max_actions=100,
     )
 
@@ -57,7 +56,7 @@ def actions(
     """What a batch asks for; its rows are times and markers, from an offset on."""
     block = encode_block([(first + n, at_ms, marker) for n, (at_ms, marker) in enumerate(rows)])
     cell = ("markers", 0, first, first + len(rows), first, block)
-    return decode_actions(fold.fold([cell])[5])
+    return decode_actions(fold.fold([cell])[1])
 
 
 def test_a_batch_that_a_later_start_repeats_fires_nothing_before_the_tick_of_that_start() -> None:

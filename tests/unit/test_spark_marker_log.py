@@ -11,9 +11,15 @@ from confluent_kafka import KafkaError, KafkaException
 
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import BrokerError
+from kafkamq.markers.wire.markers import decode_marker
+from kafkamq.queue.namespace import Namespace
+from kafkamq.queue.topics import create_topics
 from kafkamq.spark import marker_log
 from kafkamq.spark.marker_log import MarkerLog
+from kafkamq.spark.queues.acks import AckSettings, AckToken, End, end_records
 from kafkamq.transport.clients import open_producer
+from kafkamq.transport.memory.cluster import forget_cluster
+from kafkamq.types import MessageId, Outcome
 
 
 def test_a_start_is_not_tried_for_longer_than_ended_ids_are_known(
@@ -61,3 +67,17 @@ def test_a_partition_that_does_not_exist_is_an_error(
     """The topic was recreated with fewer; and one that cannot be asked for ends no renewals."""
     with pytest.raises(BrokerError, match=r"kafkamq\.markers"):
         Unknown(monkeypatch, answers=answers).log.write([(5, b"k", b"v")])
+
+
+def test_a_nack_waits_no_longer_than_its_message_lasts_since_its_start() -> None:
+    """R28, where nothing tells a later time: the wall clock of this worker is behind."""
+    config = ServiceConfig(bootstrap_servers="memory://spark-nacks")
+    create_topics(config, partitions=1, marker_partitions=1)
+    sent_ms, facts = 4_000_000_000_000, Namespace(config).facts()
+    start_ms = sent_ms + facts.message_retention_ms - 1000
+    one = MessageId(0, 5, facts.message_topic_id, 1)
+    token = AckToken(one, 0, "spark-a-b", 1, 60_000, 0, start_ms, message_ms=sent_ms)
+    nack, settings = End(token, Outcome.NACK, delay_ms=30_000), AckSettings(config=config)
+    ((_, _, value),) = end_records([nack], settings, MarkerLog(config))
+    assert decode_marker(value).redeliver_after_ms == 500
+    forget_cluster("spark-nacks")

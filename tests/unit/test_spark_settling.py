@@ -58,12 +58,12 @@ class Batch:
             clock_ms=tracker.clock_ms,
             position=tracker.next_offset,
             due=tracker.due_count(),
+            committable_offset=tracker.committable_offset()
+            if self.position is None
+            else self.position,
         )
         return [
             {
-                "position": tracker.committable_offset()
-                if self.position is None
-                else self.position,
                 "status": encode_status(status),
                 "actions": encode_actions(tracker.plan() if self.is_due else ()),
             }
@@ -222,8 +222,8 @@ def test_the_next_batch_is_wanted_when_something_is_due(logs: Logs) -> None:
     settling = RowSettling(CONFIG, TrackerConfig(), engine=ENGINE, trigger_ms=3_600_000)
     claimed = claim(CONFIG, engine=ENGINE, partitions=1, kept=settling.kept)
     settling.own(claimed)
-    keeper = TickKeeper(CONFIG, TrackerConfig(), epoch=claimed.epoch, token="t")
-    keeper.begin([0])
+    keeper = TickKeeper(CONFIG, TrackerConfig(), token="t")
+    keeper.begin([0], epoch=claimed.epoch)
     batch = threading.Thread(target=settling.run, args=(Batch(logs), 0), daemon=True)
     batch.start()
     for _ in range(3):
@@ -272,10 +272,10 @@ class Query:
 def test_a_batch_that_waits_for_the_interval_does_not_hang(logs: Logs) -> None:
     """However long that is, the tracker is ready meanwhile."""
     settling = RowSettling(CONFIG, TrackerConfig(), engine=ENGINE, trigger_ms=3_600_000)
-    keeper = TickKeeper(CONFIG, TrackerConfig(), epoch=1, token="t")
+    keeper = TickKeeper(CONFIG, TrackerConfig(), token="t")
     plan: Any = SimpleNamespace(config=CONFIG)
     query: Any = Query()
-    run = Run(plan, keeper, settling, query, stages=Stages())
+    run = Run(plan, keeper, settling, query, Stages())
     frame: Any = Batch(logs, is_due=False)
     batch = threading.Thread(target=settling.run, args=(frame, 0), daemon=True)
     batch.start()

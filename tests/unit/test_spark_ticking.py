@@ -30,8 +30,8 @@ class World:
         monkeypatch.setattr(settling, "Ticker", lambda _: self)
         config = ServiceConfig(bootstrap_servers="nowhere:1")
         self.topic = config.marker_topic
-        self.keeper = TickKeeper(config, TrackerConfig(), epoch=1, token="t")
-        self.keeper.begin([0])
+        self.keeper = TickKeeper(config, TrackerConfig(), token="t")
+        self.keeper.begin([0], epoch=1)
 
     # What the keeper has in place of a Ticker.
 

@@ -109,12 +109,13 @@ def nack_ms(
     *,
     delivery_count: int,
     message_ms: int,
+    since_ms: int = 0,
 ) -> int:
     """Return the delay that an END(NACK) carries (R8); ``requested_ms`` None: the back-off's.
 
     ``message_ms`` is the broker's time of a message that its START refers to (R28), else negative.
     A worker that wrote such a START knows the brokers' time; who has a token may have the wall
-    clock alone.
+    clock alone, and what the token says: it is ``since_ms`` at least.
     """
     facts = namespace.facts()
     delay_ms = nack_delay_ms(
@@ -128,7 +129,8 @@ def nack_ms(
     if message_ms < 0:
         return delay_ms
     kept_ms = facts.message_retention_ms
-    return delay_by_reference_ms(delay_ms, message_ms, now_ms(namespace), retention_ms=kept_ms)
+    at_ms = max(since_ms, now_ms(namespace))
+    return delay_by_reference_ms(delay_ms, message_ms, at_ms, retention_ms=kept_ms)
 
 
 class ConsumerState:

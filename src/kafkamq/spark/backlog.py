@@ -49,20 +49,16 @@ class _Part:
         self.position = max(self.position, offset)
 
 
+@dataclass(eq=False)
 class Backlog:
-    def __init__(
-        self,
-        topic: str,
-        read: Callable[[LogRange], Iterator[list[Record]]],
-        *,
-        of: Callable[[Record], Waiting | None],
-        is_last: Callable[[Waiting], bool],
-    ) -> None:
-        """``read`` gives a range's records; ``of`` what is kept of one, None: another queue's."""
-        self._topic = topic
-        self._read = read
-        self._of = of
-        self._is_last = is_last
+    topic: str
+    # Gives the records of a range.
+    read: Callable[[LogRange], Iterator[list[Record]]]
+    # What is kept of a record; None: it is another queue's.
+    of: Callable[[Record], Waiting | None]
+    is_last: Callable[[Waiting], bool]
+
+    def __post_init__(self) -> None:
         self._parts: dict[int, _Part] = {}
         self._was_alone = True
         self._alone = -1
@@ -133,15 +129,15 @@ class Backlog:
         """Read on until so many messages are ready, a last delivery waits, or the log ends."""
         if part.last or part.ready >= wanted or part.position >= end:
             return
-        for records in self._read(LogRange(self._topic, number, part.position, end)):
+        for records in self.read(LogRange(self.topic, number, part.position, end)):
             for record in records:
                 if len(part.own) >= max(wanted, kept):
                     part.position = record.offset()
                     return
-                one = self._of(record)
+                one = self.of(record)
                 if one is not None:
                     part.own.append(one)
-                    if self._is_last(one):
+                    if self.is_last(one):
                         part.last.append(one.offset)
             part.position = records[-1].offset() + 1
             if part.last or part.ready >= wanted:

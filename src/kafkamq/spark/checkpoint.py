@@ -70,21 +70,6 @@ class CheckpointNote:
                     "the newest one, or start with an empty folder (nothing is lost)"
                 )
 
-    def require_usable(
-        self, spark: SparkSession, checkpoint: str, positions: Mapping[int, Position]
-    ) -> None:
-        """Refuse a folder where a start would fail that has claimed the ledgers.
-
-        Raises:
-            StateError: As ``require_newest``; Spark's own error: no file can be written there.
-        """
-        self.require_newest(positions, last_batch(spark, self.place(checkpoint)))
-        files, folder = _folder(spark, checkpoint)
-        files.mkdirs(folder)
-        draft = _path(spark, folder, ".kafkamq.draft")
-        files.create(draft, True).close()
-        files.delete(draft, False)
-
     def tasks_of(self, batch: int) -> int:
         """Into how many slots a batch of a sink is cut: always the same, however often it runs."""
         return self.tasks if batch >= self.since else self.tasks_before
@@ -107,104 +92,101 @@ class CheckpointNote:
         return replace(self, tasks=tasks, starting=starting, folder=folder, number=number)
 
 
-def read_note(spark: SparkSession, checkpoint: str, *, topic: str) -> CheckpointNote | None:
-    """Return the note of a checkpoint; None: the folder is new, or holds none."""
-    files, folder = _folder(spark, checkpoint)
-    found = filter(None, map(_FILE.fullmatch, _names(files, folder)))
-    number = max((int(each[1] or 1) for each in found), default=0)
-    if not number:
-        if files.exists(_path(spark, folder, "offsets")):
+class Checkpoint:
+    """The folder of a query, on any file system that Spark knows."""
+
+    def __init__(self, spark: SparkSession, place: str) -> None:
+        jvm: Any = getattr(spark, "_jvm", None)
+        if jvm is None:
             raise ConfigError(
-                f"checkpoint {checkpoint} belongs to another Spark query: name another folder"
+                "this session is one of Spark Connect, where the checkpoint cannot be looked at: "
+                'use a session of this process, or format("kafkamq") as it is'
             )
-        return None
-    name = _name(number)
-    path = _path(spark, folder, name)
-    with closing(files.open(path)) as stream:
-        text = bytes(stream.readAllBytes())
-    try:
-        values = json.loads(text)
-        version = int(values.pop("version"))
-        starting = {int(number): int(at) for number, at in values.pop("starting").items()}
-        note = CheckpointNote(starting=starting, **values) if version == _VERSION else None
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ConfigError(
-            f"{checkpoint}/{name} is damaged ({error}): restore it, or name another folder (a "
-            "tracker loses no message by that)"
-        ) from None
-    if note is None:
-        raise ConfigError(f"{checkpoint} is of version {version}, this release reads {_VERSION}")
-    if note.topic != topic:
-        raise ConfigError(
-            f"checkpoint {checkpoint} is of topic {note.topic}, not {topic}: name another folder"
-        )
-    return note
+        self.spark = spark
+        self._place = place
+        self._path = jvm.org.apache.hadoop.fs.Path
+        self._files = self._path(place).getFileSystem(spark._jsc.hadoopConfiguration())
 
+    def note(self, topic: str) -> CheckpointNote | None:
+        """Return the note that holds; None: the folder is new, or has none."""
+        found = filter(None, map(_FILE.fullmatch, self._names("")))
+        number = max((int(each[1] or 1) for each in found), default=0)
+        if not number:
+            if self._files.exists(self._at("offsets")):
+                raise ConfigError(
+                    f"checkpoint {self._place} belongs to another Spark query: name another folder"
+                )
+            return None
+        name = _name(number)
+        with closing(self._files.open(self._at(name))) as stream:
+            text = bytes(stream.readAllBytes())
+        try:
+            values = json.loads(text)
+            version = int(values.pop("version"))
+            starting = {int(number): int(at) for number, at in values.pop("starting").items()}
+            note = CheckpointNote(starting=starting, **values) if version == _VERSION else None
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ConfigError(
+                f"{self._place}/{name} is damaged ({error}): restore it, or name another folder (a "
+                "tracker loses no message by that)"
+            ) from None
+        if note is None:
+            raise ConfigError(
+                f"{self._place} is of version {version}, this release reads {_VERSION}"
+            )
+        if note.topic != topic:
+            raise ConfigError(
+                f"checkpoint {self._place} is of topic {note.topic}, not {topic}: name another "
+                "folder"
+            )
+        return note
 
-def write_note(spark: SparkSession, checkpoint: str, note: CheckpointNote) -> CheckpointNote:
-    files, folder = _folder(spark, checkpoint)
-    files.mkdirs(folder)
-    name = _name(note.number)
-    draft = _path(spark, folder, f".{name}.draft")
-    values = {"version": _VERSION, **asdict(note)}
-    if note.into is None:
-        # Earlier releases read the notes of trackers, and know nothing of it.
-        del values["into"]
-    with closing(files.create(draft, True)) as stream:
-        stream.write(bytearray(json.dumps(values).encode()))
-    if not files.rename(draft, _path(spark, folder, name)):
-        raise ConfigError(f"{checkpoint}/{name} cannot be written: check the folder's permissions")
-    return note
+    def write(self, note: CheckpointNote) -> CheckpointNote:
+        name, draft = _name(note.number), self._draft()
+        values = {"version": _VERSION, **asdict(note)}
+        if note.into is None:
+            # Earlier releases read the notes of trackers, and know nothing of it.
+            del values["into"]
+        with closing(self._files.create(draft, True)) as stream:
+            stream.write(bytearray(json.dumps(values).encode()))
+        if not self._files.rename(draft, self._at(name)):
+            raise ConfigError(
+                f"{self._place}/{name} cannot be written: check the folder's permissions"
+            )
+        return note
 
+    def require_writable(self) -> None:
+        """Raise Spark's own error where no file can be written."""
+        draft = self._draft()
+        self._files.create(draft, True).close()
+        self._files.delete(draft, False)
 
-def last_batch(spark: SparkSession, checkpoint: str) -> int:
-    """Number of the last batch that Spark planned; -1: none."""
-    return _last(spark, checkpoint, "offsets")
+    def drop(self, note: CheckpointNote) -> None:
+        """Delete Spark's files of a note that another one has followed."""
+        for name in (note.folder,) if note.folder else _OF_SPARK:
+            self._files.delete(self._at(name), True)
 
+    def last_batch(self, *, below: str = "", log: str = "offsets") -> int:
+        """Number of the last batch that Spark has planned, or committed; -1: none."""
+        names = self._names(f"{below}/{log}")
+        return max((int(name) for name in names if name.isdigit()), default=-1)
 
-def is_settled(spark: SparkSession, checkpoint: str) -> bool:
-    """Say whether Spark knows every batch that it has planned to be done: none will be repeated."""
-    return last_batch(spark, checkpoint) == _last(spark, checkpoint, "commits")
+    def is_settled(self) -> bool:
+        """Say whether Spark knows every batch that it has planned to be done."""
+        return self.last_batch() == self.last_batch(log="commits")
 
+    def _draft(self) -> Any:
+        self._files.mkdirs(self._at(""))
+        return self._at(".kafkamq.draft")
 
-def _last(spark: SparkSession, checkpoint: str, log: str) -> int:
-    files, folder = _folder(spark, checkpoint)
-    return max((int(name) for name in _names(files, _path(spark, folder, log)) if name.isdigit()),
-               default=-1)  # fmt: skip
+    def _names(self, folder: str) -> list[str]:
+        path = self._at(folder)
+        found = self._files.listStatus(path) if self._files.exists(path) else ()
+        return [status.getPath().getName() for status in found]
 
-
-def drop_folder(spark: SparkSession, checkpoint: str, note: CheckpointNote) -> None:
-    """Delete Spark's files of a note that another one has followed."""
-    files, folder = _folder(spark, checkpoint)
-    for name in (note.folder,) if note.folder else _OF_SPARK:
-        files.delete(_path(spark, folder, name), True)
+    def _at(self, name: str) -> Any:
+        return self._path(self._place + "/" + name)
 
 
 def _name(number: int) -> str:
     return "kafkamq.json" if number == 1 else f"kafkamq-{number}.json"
-
-
-def _names(files: Any, folder: Any) -> list[str]:
-    if not files.exists(folder):
-        return []
-    return [status.getPath().getName() for status in files.listStatus(folder)]
-
-
-def _folder(spark: SparkSession, checkpoint: str) -> tuple[Any, Any]:
-    """Hadoop's file system, and the folder as its Path."""
-    folder = _jvm(spark).org.apache.hadoop.fs.Path(checkpoint)
-    return folder.getFileSystem(spark._jsc.hadoopConfiguration()), folder
-
-
-def _path(spark: SparkSession, folder: Any, name: str) -> Any:
-    return _jvm(spark).org.apache.hadoop.fs.Path(folder, name)
-
-
-def _jvm(spark: SparkSession) -> Any:
-    jvm = getattr(spark, "_jvm", None)
-    if jvm is None:
-        raise ConfigError(
-            "this session is one of Spark Connect, where the checkpoint cannot be looked at: use a "
-            'session of this process, or format("kafkamq") as it is'
-        )
-    return jvm

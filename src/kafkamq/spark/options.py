@@ -142,12 +142,12 @@ def parse_source_options(
         topic=topic,
         view=view,
         queue_id=given.get("queue", ""),
-        starting=_of_topic("startingOffsets", _place(given, "starting", EARLIEST), topic),
-        ending=_of_topic("endingOffsets", _place(given, "ending", LATEST), topic),
+        starting=_place(given, "starting", EARLIEST, topic),
+        ending=_place(given, "ending", LATEST, topic),
         max_rows=_max_rows(given),
         include_headers=_headers(view, given),
         min_partitions=_parsed(_Own.min_partitions, given),
-        partitions=_numbers("partitions", given.get("partitions")),
+        partitions=_partitions(given.get("partitions")),
         fail_on_data_loss=_parsed(_Own.fail_on_data_loss, given),
         tasks=_parsed(_Own.tasks, given),
         acknowledge=_acknowledge(view, given),
@@ -238,22 +238,18 @@ def _parsed(option: Option[Value], given: Mapping[str, str]) -> Any:
     return text
 
 
-def _place(given: Mapping[str, str], end: str, default: str) -> str | Offsets | int:
+def _place(given: Mapping[str, str], end: str, default: str, topic: str) -> str | Offsets | int:
     """``startingOffsets`` or ``startingTimestamp``; the same for ``ending``."""
     offsets, timestamp = given.get(f"{end}offsets"), given.get(f"{end}timestamp")
     if timestamp is None:
-        return _offsets(f"{end}Offsets", default if offsets is None else offsets)
+        place = _offsets(f"{end}Offsets", default if offsets is None else offsets)
+        if isinstance(place, dict) and (others := sorted(set(place) - {topic})):
+            # They would be passed over.
+            raise ConfigError(f"{end}Offsets names topic {others[0]!r}: the query reads {topic!r}")
+        return place
     if offsets is not None:
         raise ConfigError(f"{end}Timestamp and {end}Offsets exclude each other: give one of them")
     return parse_timestamp_ms(f"{end}Timestamp", timestamp)
-
-
-def _of_topic(name: str, place: str | Offsets | int, topic: str) -> str | Offsets | int:
-    """Return offsets of the topic that is read; those of another one would be passed over."""
-    others = sorted(set(place) - {topic}) if isinstance(place, dict) else []
-    if others:
-        raise ConfigError(f"{name} names topic {others[0]!r}: the query reads {topic!r}")
-    return place
 
 
 def parse_timestamp_ms(name: str, text: str) -> int:
@@ -295,10 +291,10 @@ def _offsets(name: str, text: str) -> str | Offsets:
     return result
 
 
-def _numbers(name: str, text: str | None) -> frozenset[int] | None:
+def _partitions(text: str | None) -> frozenset[int] | None:
     if text is None:
         return None
     numbers = [number.strip() for number in text.split(",")]
     if not all(number.isascii() and number.isdigit() for number in numbers):
-        raise ConfigError(f"{name} is {text!r}: give the partitions to read, such as 0,3,5")
+        raise ConfigError(f"partitions is {text!r}: give the partitions to read, such as 0,3,5")
     return frozenset(map(int, numbers))

@@ -32,9 +32,6 @@ class QueryMetrics(StreamingQueryListener):
     def onQueryStarted(self, event: Any) -> None:  # noqa: N802 - Spark's
         self._label(str(event.runId), event.name or str(event.id))
 
-    def onQueryIdle(self, event: Any) -> None:  # noqa: N802 - Spark's
-        ...
-
     def _label(self, run_id: str, name: str) -> str:
         if run_id not in self._labels:
             self._labels[run_id] = self._names(name)

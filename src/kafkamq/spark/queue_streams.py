@@ -16,7 +16,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +25,7 @@ from kafkamq.errors import ConfigError
 from kafkamq.queue.wire.keys import join_key
 from kafkamq.runtime.signals import python_interrupts
 from kafkamq.spark.batches import QUERY_ID, Batch
-from kafkamq.spark.checkpoint import CheckpointNote, last_batch, read_note, write_note
+from kafkamq.spark.checkpoint import Checkpoint, CheckpointNote
 from kafkamq.spark.failures import (
     QueryFailedError,
     is_spark_gone,
@@ -261,18 +261,17 @@ def ack(
     _require_one_source(frame)
     if table:
         each_batch = partial(_insert, check_table(frame, table))
-    spark = frame.sparkSession
-    config = config or registered_config(spark)
+    config = config or registered_config(frame.sparkSession)
     settings = AckSettings(config=config, backoff=backoff or Backoff())
-    output = None
+    output, folder = None, Checkpoint(frame.sparkSession, checkpoint)
     if topic or (each_batch is None and _names_topics(frame)):
         _require_output(frame, config, topic)
-        output = _Output(spark, settings, checkpoint, topic, slots)
+        output = _Output(settings, folder, topic, slots)
     elif slots is not None:
         raise ConfigError("slots is for output to a topic, and there is none")
-    batches = _Batches(settings, each_batch, on_late, output, last_batch(spark, checkpoint))
     # What `table` needs reads all rows before the first one is written.
-    batches.keeps_at_once = not table and not _follows_from_messages(frame)
+    keeps = not table and not _follows_from_messages(frame)
+    batches = _Batches(settings, each_batch, on_late, output, folder.last_batch(), keeps)
     writer = frame.writeStream.foreachBatch(batches.run).option("checkpointLocation", checkpoint)
     return AckQuery(start(writer), batches.total)
 
@@ -387,30 +386,29 @@ def _require_output(frame: DataFrame, config: ServiceConfig, topic: str) -> None
 class _Output:
     """Commits batches with their output, each in as many slots whenever it is repeated."""
 
-    def __init__(
-        self, spark: SparkSession, ack: AckSettings, checkpoint: str, topic: str, slots: int | None
-    ) -> None:
+    def __init__(self, ack: AckSettings, folder: Checkpoint, topic: str, slots: int | None) -> None:
         ledger_topic = ack.config.ledger_topic
-        note = read_note(spark, checkpoint, topic=ledger_topic)
+        note = folder.note(ledger_topic)
         if note is None:
-            new = CheckpointNote.new("ack", topic=ledger_topic, tasks=slots or cores(spark))
-            note = write_note(spark, checkpoint, new)
+            tasks = slots or cores(folder.spark)
+            note = folder.write(CheckpointNote.new("ack", topic=ledger_topic, tasks=tasks))
         elif slots is not None and slots != note.tasks:
-            cut = note.cut(slots, since=last_batch(spark, checkpoint) + 1)
-            note = write_note(spark, checkpoint, cut)
-        epoch = next_epoch(ack.config, note)
+            note = folder.write(note.cut(slots, since=folder.last_batch() + 1))
         self._note = note
         self._settings = CommitSettings(
-            ack=ack, topic=topic, engine=note.engine, epoch=epoch, slots=note.tasks
+            config=ack.config,
+            backoff=ack.backoff,
+            topic=topic,
+            engine=note.engine,
+            epoch=next_epoch(ack.config, note),
         )
-        self._spark = spark
-        self._checkpoint = checkpoint
+        self._folder = folder
         self._is_fixed = slots is not None
         self._look_s = time.monotonic() + FIRST_LOOK_S
 
     def commits(self, frame: DataFrame, batch: int) -> DataFrame:
-        settings = replace(self._settings, slots=self._note.tasks_of(batch))
-        return with_slots(frame, settings.slots).mapInArrow(
+        settings = self._settings
+        return with_slots(frame, self._note.tasks_of(batch)).mapInArrow(
             lambda parts: commit_slots(parts, settings, batch), RESULT_SCHEMA
         )
 
@@ -420,37 +418,31 @@ class _Output:
         if self._is_fixed or now_s < self._look_s:
             return
         self._look_s = now_s + NEXT_LOOK_S
-        wanted = min(MAX_SLOTS, cores(self._spark))
+        wanted = min(MAX_SLOTS, cores(self._folder.spark))
         if wanted > self._note.tasks:
             # Spark plans it when this one is done.
-            cut = self._note.cut(wanted, since=batch + 1)
-            self._note = write_note(self._spark, self._checkpoint, cut)
+            self._note = self._folder.write(self._note.cut(wanted, since=batch + 1))
             _log.info("batches have more slots from now on", extra={"slots": wanted})
 
 
+@dataclass
 class _Batches:
-    def __init__(
-        self,
-        settings: AckSettings,
-        each_batch: EachBatch | None,
-        on_late: Callable[[list[str]], None] | None,
-        output: _Output | None,
-        planned: int,
-    ) -> None:
-        self.total = Acknowledged()
-        self.keeps_at_once = True
-        self._output = output
-        self._settings = settings
-        self._each_batch = each_batch
-        self._on_late = on_late
-        self._planned = planned
+    settings: AckSettings
+    each_batch: EachBatch | None
+    on_late: Callable[[list[str]], None] | None
+    output: _Output | None
+    # The last batch that an earlier run has planned.
+    planned: int
+    # Whether ``each_batch`` gets rows that are all made, and not made as they are first read.
+    keeps_at_once: bool
+    total: Acknowledged = field(default_factory=Acknowledged)
 
     def run(self, frame: DataFrame, batch: int) -> None:
         """Output first, ENDs last."""
-        if self._output is not None:
-            self._count(self._output.commits(frame, batch))
-            self._output.follow_executors(batch)
-        elif self._each_batch is None:
+        if self.output is not None:
+            self._count(self.output.commits(frame, batch))
+            self.output.follow_executors(batch)
+        elif self.each_batch is None:
             self._end(frame)
         else:
             # Handlers before it run once, whatever the function does with it. What an executor
@@ -461,16 +453,16 @@ class _Batches:
             kept: Any = frame.localCheckpoint(eager=self.keeps_at_once)
             try:
                 query_id = frame.sparkSession.sparkContext.getLocalProperty(QUERY_ID) or ""
-                is_repeated = batch <= self._planned
+                is_repeated = batch <= self.planned
                 number = Batch(batch, query_id=query_id, is_repeated=is_repeated)
-                found = self._each_batch(kept, number)
+                found = self.each_batch(kept, number)
                 self._end(kept if found is None else found)
             finally:
                 kept._jdf.queryExecution().logical().rdd().unpersist(False)
 
     def _end(self, frame: DataFrame) -> None:
         check_columns(frame.schema)
-        settings = self._settings
+        settings = self.settings
         tasks = frame.sparkSession.sparkContext.defaultParallelism
         rows = _verdicts(frame).repartition(tasks, "ack_token")
         self._count(rows.mapInArrow(lambda parts: write_ends(parts, settings), RESULT_SCHEMA))
@@ -490,5 +482,5 @@ class _Batches:
             "verdicts came after their leases' ends: these messages are delivered again",
             extra={"count": late, "places": places},
         )
-        if self._on_late is not None:
-            self._on_late(places)
+        if self.on_late is not None:
+            self.on_late(places)

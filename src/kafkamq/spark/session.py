@@ -28,7 +28,7 @@ from kafkamq.errors import ConfigError
 from kafkamq.runtime.signals import holding_interrupts, keeping_interrupts
 from kafkamq.spark.cluster import package_archive
 from kafkamq.spark.daemon import THREADLESS
-from kafkamq.spark.failures import is_spark_gone
+from kafkamq.spark.failures import is_spark_gone, jvm_errors
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -48,7 +48,6 @@ _MODULES = {"protobuf": "google.protobuf"}
 # A small heap, and no second compiler: most of the work is done in Python, starting up counts. And
 # no collection of everything whenever the classes that it loads outgrow a limit, at first 21 MB.
 _JAVA_OPTIONS = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1 -XX:MetaspaceSize=256m"
-_STATE_STORE = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
 # Without Hadoop's checksum files: each file of a checkpoint costs two processes (chmod) with them.
 # The state's change logs carry checksums of their own.
 _LOCAL_FILES = "org.apache.hadoop.fs.local.RawLocalFs"
@@ -143,11 +142,9 @@ _built: SparkContext | None = None
 
 
 def end_session(spark: SparkSession) -> None:
-    from py4j.protocol import Py4JError  # type: ignore[import-untyped]  # no hints
-
     try:
         spark.stop()
-    except (Py4JError, OSError) as error:
+    except jvm_errors() as error:
         if not is_spark_gone():
             raise
         _log.info("the session ended with its JVM", extra={"error": str(error)})
@@ -265,7 +262,6 @@ def active(spark: SparkSession) -> Iterator[None]:
 
 
 def session_settings(*, master: str, driver_memory: str) -> dict[str, str]:
-    """Return the Spark properties that kafkamq sets, by name."""
     settings = {
         "spark.driver.memory": driver_memory,
         "spark.driver.extraJavaOptions": f"{_JAVA_OPTIONS} -Dlog4j2.configurationFile={_LOGGING}",
@@ -292,21 +288,6 @@ def session_settings(*, master: str, driver_memory: str) -> dict[str, str]:
             "spark.hadoop.fs.AbstractFileSystem.file.impl": _LOCAL_FILES,
         }
     return settings
-
-
-def stream_settings(tasks: int) -> dict[str, str]:
-    """Properties of the tracker's query, for the session that it is started in."""
-    return {
-        # Spark does so for stateful queries anyway.
-        "spark.sql.adaptive.enabled": "false",
-        "spark.sql.streaming.stateStore.providerClass": _STATE_STORE,
-        "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
-        # There are no timers, and no watermark.
-        "spark.sql.streaming.noDataMicroBatches.enabled": "false",
-        SHUFFLE: str(tasks),
-        # Sources and folds have the same environment without it, and so share their workers.
-        "spark.sql.execution.pyspark.udf.simplifiedTraceback.enabled": "false",
-    }
 
 
 def _worker_path() -> str:

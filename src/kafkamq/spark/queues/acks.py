@@ -185,6 +185,7 @@ def end_records(
                     first.delay_ms,
                     delivery_count=token.delivery_count,
                     message_ms=min((each for each in times if each >= 0), default=-1),
+                    since_ms=max(end.token.start_ms for end in named),
                 )
             known = first.outcome, token.consumer_id, delay_ms, first.reason
             key = marker_key(first.partition, first.offset)

@@ -69,12 +69,10 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
-class CommitSettings:
-    ack: AckSettings
+class CommitSettings(AckSettings):
     topic: str
     engine: str
     epoch: int
-    slots: int
 
 
 _Output: TypeAlias = "tuple[AckToken, NewRecord]"
@@ -107,11 +105,8 @@ def with_slots(frame: DataFrame, slots: int) -> DataFrame:
     from pyspark.sql import functions as fn
 
     # The message's place in the token: partition and offset.
-    place = fn.concat_ws(
-        "/",
-        fn.element_at(fn.split("ack_token", "/"), 2),
-        fn.element_at(fn.split("ack_token", "/"), 3),
-    )
+    parts = fn.split("ack_token", "/")
+    place = fn.concat_ws("/", parts[1], parts[2])
     rows = with_columns(frame, {**ACK_COLUMNS, **SINK_COLUMNS})
     return in_slots(rows, _SLOT, fn.xxhash64(place), slots)
 
@@ -158,7 +153,7 @@ def _transact(
     batch: int,
 ) -> pa.RecordBatch:
     """One transaction; returns what a task reports."""
-    config = settings.ack.config
+    config = settings.config
     log = marker_log(config)
     # A ledger of its own for each batch: workers take turns, and a producer that was kept could
     # have been fenced by the worker that had the slot in between.
@@ -175,7 +170,7 @@ def _transact(
             own = [each for each in records if each[0] not in late]
             output = [record for token, record in own if before(token) == _OPEN]
             ledger.begin()
-            ended_ms = _write(ledger, output, end_records(left, settings.ack, log), config)
+            ended_ms = _write(ledger, output, end_records(left, settings, log), config)
             found = find_late(log, left, ended_ms)
             if not found:
                 break
@@ -233,7 +228,7 @@ def _before(
             f"query is at batch {batch} ({_digest(ends)}); start the query again, and if that "
             "repeats restore the newest checkpoint, or start with an empty one"
         )
-    since = _verdicts_since(ends, settings.ack.config)
+    since = _verdicts_since(ends, settings.config)
     otherwise = ENDED if is_whole else _OPEN
 
     def before(token: AckToken) -> int:
@@ -286,7 +281,7 @@ def _records(
     rows: Sequence[Mapping[str, Any]], ends: Sequence[End], settings: CommitSettings
 ) -> list[_Output]:
     nacked = {end.token for end in ends if end.outcome is Outcome.NACK}
-    reader = log_reader(settings.ack.config)
+    reader = log_reader(settings.config)
     counts: dict[str, int] = {}
     records: list[_Output] = []
     for row in rows:

@@ -104,27 +104,28 @@ def _decode(text: str | None) -> CellEntry | None:
         raise WireError("an entry of the sink's ledger names no digest") from None
 
 
+@dataclass(eq=False)
 class SinkLedger:
     """The entries of one sink; one owner thread.
 
     Committed offsets of ``topic``'s partition 0, each under a group of its own that never has
     members: one per cell, one for the batch that was written last, and one for each power of two
     below which there are cells. A cell renews all of its own, so that the broker, which forgets
-    what is not renewed, forgets none that is needed. ``is_alone``: No other run repeats its batch,
-    and those of cells are enough.
+    what is not renewed, forgets none that is needed.
     """
 
-    def __init__(
-        self, config: ServiceConfig, *, topic: str, sink: str, is_alone: bool = False
-    ) -> None:
-        self.config = config
-        self.topic = topic
-        self.sink = sink
-        self.prefix = f"kafkamq.{topic}.{sink}"
-        self.namespace = Namespace(config)
-        self._admin = Admin(config)
-        self._hasty_admin = Admin(config, timeout_s=_HASTE_S)
-        self.is_alone = is_alone
+    config: ServiceConfig
+    topic: str
+    sink: str
+    # No other run repeats its batch: entries of cells are enough.
+    is_alone: bool = False
+
+    def __post_init__(self) -> None:
+        self.prefix = f"kafkamq.{self.topic}.{self.sink}"
+        self.namespace = Namespace(self.config)
+        self._admin = Admin(self.config)
+        self._hasty_admin = Admin(self.config, timeout_s=_HASTE_S)
+        self._metadata: dict[str, bytes] = {}
         # A worker sees one after the other.
         self.settled_runs = deque[str](maxlen=MAX_RUNS)
 
@@ -142,8 +143,23 @@ class SinkLedger:
     def entry(self, cell: int) -> CellEntry | None:
         return self._read([self.group(cell)])[0]
 
-    def groups(self) -> list[str]:
-        return [*self._cells(), self.last_group, *self._ranges()]
+    def metadata(self, group: str) -> bytes:
+        if group not in self._metadata:
+            self._metadata[group] = metadata_of(self.config, group)
+        return self._metadata[group]
+
+    def delete(self) -> int:
+        """Delete all entries; returns how many there were."""
+        count, admin = 0, self._admin
+        groups = [*self._cells(), self.last_group, *self._ranges()]
+        for group, future in admin.client.delete_consumer_groups(groups).items():
+            try:
+                admin.wait(future, f"deleting group {group}")
+                count += 1
+            except KafkaMQError as error:  # noqa: PERF203 - each of them may be missing
+                if meaning(error) is not Meaning.NO_GROUP:
+                    raise
+        return count
 
     def entries(self) -> dict[int, CellEntry]:
         found = enumerate(self._read(self._cells()))
@@ -269,7 +285,7 @@ class Cell:
         text = _encode(entry, ledger.sink)
         for group in groups:
             offset = TopicPartition(ledger.topic, 0, entry.batch + 1, metadata=text)
-            self.producer.send_offsets([offset], _group_metadata(ledger.config, group))
+            self.producer.send_offsets([offset], ledger.metadata(group))
         try:
             self.producer.commit()
         except OutcomeUnknownError as error:
@@ -279,24 +295,3 @@ class Cell:
 
     def close(self) -> None:
         self.producer.close()
-
-
-_metadata: dict[str, bytes] = {}
-
-
-def _group_metadata(config: ServiceConfig, group: str) -> bytes:
-    found = _metadata.get(group)
-    if found is None:
-        found = _metadata[group] = metadata_of(config, group)
-    return found
-
-
-def is_deleted(admin: Admin, group: str, future: object) -> bool:
-    """Wait for a group's deletion; whether it existed."""
-    try:
-        admin.wait(future, f"deleting group {group}")  # type: ignore[arg-type]
-    except KafkaMQError as error:
-        if meaning(error) is Meaning.NO_GROUP:
-            return False
-        raise
-    return True

@@ -14,17 +14,18 @@ and what is not, in ``docs/sink.md``.
 from __future__ import annotations
 
 import math
+from contextlib import closing
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import ConfigError
-from kafkamq.spark.checkpoint import CheckpointNote, is_settled, last_batch, read_note, write_note
+from kafkamq.spark.checkpoint import Checkpoint, CheckpointNote
 from kafkamq.spark.failures import opens_checkpoint
 from kafkamq.spark.formats import register_source
 from kafkamq.spark.parallelism import cores, in_slots, with_columns
 from kafkamq.spark.session import active
-from kafkamq.spark.sink.ledger import SinkLedger, is_deleted
+from kafkamq.spark.sink.ledger import SinkLedger
 from kafkamq.spark.sink.rows import (
     IDENTITY,
     MAX_SLOTS,
@@ -34,7 +35,6 @@ from kafkamq.spark.sink.rows import (
     sink_name,
     slot_column,
 )
-from kafkamq.transport.admin import Admin
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -158,26 +158,22 @@ def _note(
     queue: str,
     into: str,
 ) -> CheckpointNote:
-    note = read_note(spark, checkpoint, topic=config.ledger_topic)
-    there = min(MAX_SLOTS, cores(spark))
+    folder, topic = Checkpoint(spark, checkpoint), config.ledger_topic
+    note, there = folder.note(topic), min(MAX_SLOTS, cores(spark))
     if note is None:
         tasks = slots or there
-        note = CheckpointNote.new(
-            "sink", topic=config.ledger_topic, tasks=tasks, queue=queue, into=into
-        )
-        return write_note(spark, checkpoint, note)
+        new = CheckpointNote.new("sink", topic=topic, tasks=tasks, queue=queue, into=into)
+        return folder.write(new)
     if note.into is None and note.queue == queue:
-        noted = replace(note, into=into, number=note.number + 1)
-        note = write_note(spark, checkpoint, noted)
+        note = folder.write(replace(note, into=into, number=note.number + 1))
     of, now = _target(note.queue, note.into), _target(queue, into)
     if of != now:
         raise ConfigError(f"checkpoint {checkpoint} is of {of}, not {now}: name another folder")
     wanted = slots or max(there, note.tasks)
     if wanted == note.tasks:
         return note
-    if is_settled(spark, checkpoint):
-        cut = note.cut(wanted, since=last_batch(spark, checkpoint) + 1)
-        return write_note(spark, checkpoint, cut)
+    if folder.is_settled():
+        return folder.write(note.cut(wanted, since=folder.last_batch() + 1))
     if slots is not None:
         raise ConfigError(
             f"slots is {slots}: checkpoint {checkpoint} was made with {note.tasks}, and its last "
@@ -209,11 +205,5 @@ def clear_sink_ledger(
         queue: The option ``queue``.
     """
     topic, sink = topic or config.ledger_topic, sink_name(sink_id, queue)
-    ledger = SinkLedger(config, topic=topic, sink=sink)
-    try:
-        groups = ledger.groups()
-        with Admin(config) as admin:
-            futures = admin.client.delete_consumer_groups(groups)
-            return sum(is_deleted(admin, group, future) for group, future in futures.items())
-    finally:
-        ledger.close()
+    with closing(SinkLedger(config, topic=topic, sink=sink)) as ledger:
+        return ledger.delete()

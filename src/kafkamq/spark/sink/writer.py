@@ -17,7 +17,7 @@ from pyspark.sql.datasource import (
     WriterCommitMessage,
 )
 
-from kafkamq.config import QueueConfig, ServiceConfig
+from kafkamq.config import QueueConfig
 from kafkamq.errors import ConfigError, StateError
 from kafkamq.markers.producer import MarkersProducer
 from kafkamq.spark.batches import BATCH_ID, QUERY_ID, RUN_ID, task_property
@@ -60,16 +60,6 @@ class Written(WriterCommitMessage):
     skipped: int
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Task:
-    sink: str
-    batch: int
-    run: str
-    task: int
-    # Outside of streams and without a name no other run repeats it.
-    is_alone: bool
-
-
 class StreamWriter(DataSourceStreamArrowWriter):
     def __init__(self, options: SinkOptions) -> None:
         self._options = options
@@ -98,27 +88,24 @@ class BatchWriter(DataSourceArrowWriter):
 
 
 def _write(
-    options: SinkOptions, name: str, batch_id: int, run: str, batches: Iterator[pa.RecordBatch]
+    options: SinkOptions, name: str, batch: int, run: str, batches: Iterator[pa.RecordBatch]
 ) -> WriterCommitMessage:
-    context = TaskContext.get()
-    assert context is not None, "Spark writes in tasks"
-    sink, task = sink_name(name or f"write-{run}", options.queue_id), context.partitionId()
-    place = _Task(sink=sink, batch=batch_id, run=run, task=task, is_alone=not name)
+    sink = sink_name(name or f"write-{run}", options.queue_id)
     if options.guarantee is Guarantee.AT_LEAST_ONCE:
-        return _write_marked(options.config, place, _Targets(options), batches)
-    ledger = _ledger(options, place)
+        return _write_marked(options, f"{sink}/{batch}", batches)
+    # Outside of streams and without a name no other run repeats it.
+    ledger = _ledger(options, sink, is_alone=not name)
     targets: _Targets | _Messages = _Targets(options)
     if options.queue_id:
         targets, batches = _Messages(options.queue_id, ledger), _made_ahead(batches)
     cells: dict[int, Cell] = {}
     done = Written(0, 0)
     try:
-        for number, cut, batch in _by_cell(place.task, batches):
+        for number, cut, part in _by_cell(batches):
             cell = cells.get(number)
             if cell is None:
-                cell = Cell(ledger, number, batch=place.batch, cut=cut, run=place.run)
-                cells[number] = cell
-            rows = read_rows(batch)
+                cell = cells[number] = Cell(ledger, number, batch=batch, cut=cut, run=run)
+            rows = read_rows(part)
             cell.count(len(rows), int(rows.identities.sum(dtype="uint64")))
             if not cell.is_repeated:
                 targets.send(rows, cell.producer)
@@ -143,18 +130,18 @@ def _made_ahead(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     return chain(made, batches)
 
 
-def _by_cell(
-    task: int, batches: Iterable[pa.RecordBatch]
-) -> Iterator[tuple[int, str, pa.RecordBatch]]:
+def _by_cell(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[int, str, pa.RecordBatch]]:
     """Number of the cell, name of the cut, and the rows; none for batches without rows."""
     import pyarrow.compute as pc
 
+    context = TaskContext.get()
+    assert context is not None, "Spark writes in tasks"
     for batch in batches:
         if not len(batch):
             continue
         slots = slots_of(batch.schema.names)
         if slots is None:
-            yield task, TASKS, batch
+            yield context.partitionId(), TASKS, batch
             continue
         column = batch.column(slot_column(slots))
         numbers = pc.unique(column).to_pylist()
@@ -267,26 +254,26 @@ class _Messages:
 _ledgers: dict[tuple[object, ...], SinkLedger] = {}
 
 
-def _ledger(options: SinkOptions, place: _Task) -> SinkLedger:
+def _ledger(options: SinkOptions, sink: str, *, is_alone: bool) -> SinkLedger:
     """This process's; a worker writes many batches in its life."""
-    key = (os.getpid(), options.config.bootstrap_servers, *sorted(options.config.kafka.items()),
-           options.config.namespace, options.ledger_topic, place.sink)  # fmt: skip
+    config, topic = options.config, options.ledger_topic
+    places = config.bootstrap_servers, *sorted(config.kafka.items()), config.namespace, topic, sink
+    key = os.getpid(), *places
     found = _ledgers.get(key)
     if found is None:
         while len(_ledgers) >= _MAX_LEDGERS:
             _ledgers.pop(next(iter(_ledgers))).close()
-        topic, is_alone = options.ledger_topic, place.is_alone
-        found = SinkLedger(options.config, topic=topic, sink=place.sink, is_alone=is_alone)
-        _ledgers[key] = found
+        found = _ledgers[key] = SinkLedger(config, topic=topic, sink=sink, is_alone=is_alone)
     return found
 
 
 def _write_marked(
-    config: ServiceConfig, place: _Task, targets: _Targets, batches: Iterable[pa.RecordBatch]
+    options: SinkOptions, name: str, batches: Iterable[pa.RecordBatch]
 ) -> WriterCommitMessage:
     """Write at least once: each row with a header that is equal on all its copies."""
-    settings = producer_settings(config, linger_ms=20, partitioner="murmur2_random")
-    producer = IdempotentProducer(config, settings, max_block_s=_FLUSH_S)
+    settings = producer_settings(options.config, linger_ms=20, partitioner="murmur2_random")
+    producer = IdempotentProducer(options.config, settings, max_block_s=_FLUSH_S)
+    targets = _Targets(options)
     reported, failed = 0, list[KafkaError]()
 
     def told(error: KafkaError | None, message: Record) -> None:
@@ -301,12 +288,12 @@ def _write_marked(
 
     seen: Counter[int] = Counter()
     done = Written(0, 0)
-    for number, _, batch in _by_cell(place.task, batches):
+    for number, _, batch in _by_cell(batches):
         rows = read_rows(batch)
-        prefix = f"{place.sink}/{place.batch}/{number}"
         marks = []
         for identity in rows.identities.tolist():
-            marks.append((DEDUP_HEADER, f"{prefix}/{identity:016x}/{seen[identity]}".encode()))
+            mark = f"{name}/{number}/{identity:016x}/{seen[identity]}"
+            marks.append((DEDUP_HEADER, mark.encode()))
             seen[identity] += 1
         headers = rows.headers or [()] * len(rows)
         rows.headers = [(*each, mark) for each, mark in zip(headers, marks, strict=True)]

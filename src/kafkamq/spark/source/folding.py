@@ -20,7 +20,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -50,33 +50,24 @@ _SHARE = 20
 _MAX_KEPT = 16
 
 
+@dataclass
 class FoldedLog:
-    """The attempts of one marker partition from ``begin`` on; one owner thread.
+    """The attempts of one marker partition from ``begin`` on; one owner thread."""
 
-    Args:
-        wanted: The range whose attempts are shown.
-        begin: Where folding begins.
-        topic_id: Hexadecimal; empty: unknown, then nothing is kept.
-        query: Of Spark; streams of one log do not touch each other's folds.
-        skips_lost: Whether records that retention has deleted are passed over.
-    """
+    config: ServiceConfig
+    # The range whose attempts are shown.
+    wanted: LogRange
+    begin: int
+    # Hexadecimal; empty: unknown, then nothing is kept.
+    topic_id: str
+    # Of Spark; streams of one log do not touch each other's folds.
+    query: str = ""
+    # Whether records that retention has deleted are passed over.
+    skips_lost: bool = False
 
-    def __init__(
-        self,
-        config: ServiceConfig,
-        wanted: LogRange,
-        *,
-        begin: int,
-        topic_id: str,
-        query: str = "",
-        skips_lost: bool = False,
-    ) -> None:
-        self._config = config
-        self._skips_lost = skips_lost
-        self._wanted = wanted
-        self._topic_id = topic_id
-        self._begin = begin
-        servers = config.bootstrap_servers
+    def __post_init__(self) -> None:
+        wanted, begin, topic_id = self.wanted, self.begin, self.topic_id
+        servers, query = self.config.bootstrap_servers, self.query
         place = [_VERSION, servers, wanted.topic, topic_id, wanted.partition, query]
         self._name = f"{hashlib.sha256(json.dumps(place).encode()).hexdigest()[:32]}-{begin}"
         self._chunks: dict[str, bytes] = {}
@@ -85,7 +76,7 @@ class FoldedLog:
 
     def _fresh(self, begin: int) -> Attempts:
         self._chunks = {}
-        return Attempts(RedeliveryTracker(begin, partition=self._wanted.partition))
+        return Attempts(RedeliveryTracker(begin, partition=self.wanted.partition))
 
     def _path(self, next_offset: int) -> Path:
         return _folder() / f"{self._name}-{next_offset}.json"
@@ -97,10 +88,10 @@ class FoldedLog:
 
     def _skip_deleted(self) -> None:
         """Begin with the log where retention has deleted what lies before the range."""
-        wanted, first = self._wanted, self.attempts.tracker.next_offset
+        wanted, first = self.wanted, self.attempts.tracker.next_offset
         if first >= wanted.start:
             return
-        reader = log_reader(self._config)
+        reader = log_reader(self.config)
         begin = reader.log_starts(wanted.topic, [wanted.partition])[wanted.partition]
         if first < begin <= wanted.start:
             _log.warning(
@@ -112,12 +103,12 @@ class FoldedLog:
     def ended(self) -> Iterator[list[Attempt]]:
         """Attempts whose END is in the range, by their ENDs, some thousand at a time."""
         self._skip_deleted()
-        wanted = self._wanted
+        wanted = self.wanted
         attempts = self.attempts
         first = attempts.tracker.next_offset
         whole = LogRange(wanted.topic, wanted.partition, first, wanted.end)
         found: list[Attempt] = []
-        for records in log_reader(self._config).read(whole, skips_lost=self._skips_lost):
+        for records in log_reader(self.config).read(whole, skips_lost=self.skips_lost):
             for record in records:
                 kind, timestamp_ms = record.timestamp()
                 # The view `markers` shows what is none.
@@ -142,7 +133,7 @@ class FoldedLog:
         In the process's memory, and now and then in a file: another process, or a batch that is
         repeated, goes on from there, and reads what has come since.
         """
-        if not self._topic_id:
+        if not self.topic_id:
             return
         began_s = time.monotonic()
         if began_s >= self._due_s:
@@ -167,7 +158,7 @@ class FoldedLog:
             "schedules": [asdict(each) for each in attempts.schedules.values()],
         }
         try:
-            path = self._path(self._wanted.end)
+            path = self._path(self.wanted.end)
             draft = path.with_suffix(f".{os.getpid()}")
             draft.write_text(json.dumps(state, default=_dump))
             draft.replace(path)
@@ -177,7 +168,7 @@ class FoldedLog:
 
     def _forget(self, newest: Path) -> None:
         """Delete what no batch will ask for, and what ended queries have left."""
-        older = [(upto, path) for path, upto in self._paths().items() if upto <= self._wanted.start]
+        older = [(upto, path) for path, upto in self._paths().items() if upto <= self.wanted.start]
         # The last one serves a batch that is repeated.
         for _, path in sorted(older)[:-1]:
             path.unlink(missing_ok=True)
@@ -191,13 +182,13 @@ class FoldedLog:
         """Return the newest that does not go beyond the range's beginning."""
         try:
             remembered = _kept.pop(self._path(0), None)
-            if remembered and remembered[0].tracker.next_offset <= self._wanted.start:
+            if remembered and remembered[0].tracker.next_offset <= self.wanted.start:
                 attempts, self._chunks, self._due_s = remembered
                 return attempts
             kept = self._paths()
-            useful = [path for path, upto in kept.items() if upto <= self._wanted.start]
+            useful = [path for path, upto in kept.items() if upto <= self.wanted.start]
             if not useful:
-                return self._fresh(self._begin)
+                return self._fresh(self.begin)
             text = max(useful, key=kept.__getitem__).read_text()
             state = json.loads(text, object_hook=_load)
             self._chunks = state["chunks"]
@@ -205,17 +196,17 @@ class FoldedLog:
                 restore_tracker(
                     state["index"].encode(),
                     self._chunks.__getitem__,
-                    partition=self._wanted.partition,
+                    partition=self.wanted.partition,
                 )
             )
             self._due_s = time.monotonic() + _WRITE_S
             for into, kind in ((attempts.attempts, "attempts"), (attempts.schedules, "schedules")):
                 into |= {each.message_id: each for each in map(_attempt, state[kind])}
         except FileNotFoundError:
-            return self._fresh(self._begin)
+            return self._fresh(self.begin)
         except (OSError, ValueError, KeyError, TypeError, KafkaMQError) as error:
             _log.info("a fold that was kept cannot be used", extra={"error": str(error)})
-            return self._fresh(self._begin)
+            return self._fresh(self.begin)
         return attempts
 
 

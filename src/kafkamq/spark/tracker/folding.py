@@ -20,10 +20,8 @@ from kafkamq.markers.wire.records import TrackerStatus, encode_status
 from kafkamq.spark.blocks import Block, encode_actions
 from kafkamq.types import Outcome
 
-FOLDED_COLUMNS = (
-    "topic STRING, partition INT, range_end BIGINT, position BIGINT, status BINARY, actions BINARY"
-)
-"""One row per marker partition and batch, for the sink."""
+FOLDED_COLUMNS = ("status", "actions")
+"""One row per marker partition and batch, for the driver; both are BINARY."""
 
 Cell = tuple[str, int, int, int, int, bytes]
 """Topic, partition, begin and end of the batch's range, the block's first offset, the block."""
@@ -45,7 +43,6 @@ class FoldSettings:
     epoch: int
     max_lease_ms: int
     carry_after_ms: int
-    longest_ms: int
     max_actions: int  # R16
     starting: dict[int, int] = field(default_factory=dict)
     # Of this start alone: epochs begin again where Kafka has forgotten the ledgers.
@@ -63,28 +60,24 @@ class ChunkState(Protocol):
     def removeKey(self, key: tuple[Any, ...]) -> None: ...  # noqa: N802
 
 
+@dataclass
 class PartitionFold:
-    """Folds the batches of one marker partition and says what is due.
+    """Folds the batches of one marker partition and says what is due."""
 
-    Args:
-        settings: Of the engine.
-        index: Where the index is kept, with the epoch and what was counted in it.
-        chunks: Where chunks are kept, by name.
-    """
+    settings: FoldSettings
+    # Where the index is kept, with the epoch and what was counted in it.
+    index: IndexState
+    # Where chunks are kept, by name.
+    chunks: ChunkState
 
-    def __init__(self, settings: FoldSettings, index: IndexState, chunks: ChunkState) -> None:
-        self._settings = settings
-        self._index = index
-        self._chunks = chunks
-
-    def fold(self, cells: Sequence[Cell]) -> tuple[Any, ...]:
+    def fold(self, cells: Sequence[Cell]) -> tuple[bytes, bytes]:
         """Return a batch's row, of ``FOLDED_COLUMNS``; the cells in offset order.
 
         Raises:
             StateError: The state is not that of the batch before.
         """
         topic, partition, range_start, range_end = cells[0][:4]
-        stored = self._index.get()
+        stored = self.index.get()
         tracker = self._tracker(None if stored is None else stored[0], partition)
         if tracker.next_offset != range_start:
             raise StateError(
@@ -105,13 +98,13 @@ class PartitionFold:
         if _epoch(tracker) != before:
             redelivered = dead_lettered = 0
         tracker.next_offset = range_end
-        actions = tracker.plan(self._settings.max_actions)
+        actions = tracker.plan(self.settings.max_actions)
         self._keep(tracker, redelivered, dead_lettered)
         wake = tracker.next_wake()
         status = TrackerStatus(
             topic=topic,
             partition=partition,
-            engine=self._settings.engine,
+            engine=self.settings.engine,
             epoch=_epoch(tracker),
             clock_ms=tracker.clock_ms,
             position=tracker.next_offset,
@@ -126,15 +119,14 @@ class PartitionFold:
             dead_lettered=dead_lettered,
             is_live=tracker.is_live,
         )
-        place = topic, partition, range_end, status.committable_offset
-        return (*place, encode_status(status), encode_actions(actions))
+        return encode_status(status), encode_actions(actions)
 
     def _tracker(self, index: bytes | None, partition: int) -> RedeliveryTracker:
-        settings = self._settings
+        settings = self.settings
         known: dict[str, Any] = {
             "partition": partition,
             "max_lease_ms": settings.max_lease_ms,
-            "longest_ms": settings.longest_ms,
+            "longest_ms": 2 * settings.carry_after_ms,
             "carry_after_ms": settings.carry_after_ms,
             "engine": (settings.token, settings.epoch),
         }
@@ -143,7 +135,7 @@ class PartitionFold:
         return restore_tracker(bytes(index), self._load, **known)
 
     def _load(self, name: str) -> bytes:
-        found = self._chunks.getValue((name,))
+        found = self.chunks.getValue((name,))
         if found is None:
             raise StateError(f"chunk {name} is missing in the state: the checkpoint is damaged")
         return bytes(found[0])
@@ -151,10 +143,10 @@ class PartitionFold:
     def _keep(self, tracker: RedeliveryTracker, redelivered: int, dead_lettered: int) -> None:
         snapshot = take_snapshot(tracker)
         for name in snapshot.removed:
-            self._chunks.removeKey((name,))
+            self.chunks.removeKey((name,))
         for name, chunk in snapshot.changed.items():
-            self._chunks.updateValue((name,), (chunk,))
-        self._index.update((snapshot.index, _epoch(tracker), redelivered, dead_lettered))
+            self.chunks.updateValue((name,), (chunk,))
+        self.index.update((snapshot.index, _epoch(tracker), redelivered, dead_lettered))
 
 
 def _epoch(tracker: RedeliveryTracker) -> int:

@@ -9,21 +9,20 @@ Blocks are grouped by marker partition, which partition p of n tasks folds in ta
 from __future__ import annotations
 
 import json
-import secrets
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import chain
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 
-from kafkamq.config import ServiceConfig, TrackerConfig
+from kafkamq.config import ServiceConfig
 from kafkamq.spark.checkpoint import CheckpointNote
 from kafkamq.spark.daemon import calm_worker
 from kafkamq.spark.formats import register_source
-from kafkamq.spark.session import active, stream_settings
-from kafkamq.spark.tracker.folding import FOLDED_COLUMNS, FoldSettings, PartitionFold, most_actions
+from kafkamq.spark.session import active
+from kafkamq.spark.tracker.folding import FOLDED_COLUMNS, FoldSettings, PartitionFold
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -34,18 +33,26 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, kw_only=True)
 class QueryPlan:
     config: ServiceConfig
-    tracker: TrackerConfig
     note: CheckpointNote
-    epoch: int
+    fold: FoldSettings
     checkpoint: str
-    partitions: int
-    carry_after_ms: int
     max_markers: int
-    token: str = field(default_factory=lambda: secrets.token_hex(8))
 
 
+_STATE = "spark.sql.streaming.stateStore"
+_SETTINGS = {
+    # Spark does so for stateful queries anyway.
+    "spark.sql.adaptive.enabled": "false",
+    f"{_STATE}.providerClass":
+        "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider",
+    f"{_STATE}.rocksdb.changelogCheckpointing.enabled": "true",
+    # There are no timers, and no watermark.
+    "spark.sql.streaming.noDataMicroBatches.enabled": "false",
+    # Sources and folds have the same environment without it, and so share their workers.
+    "spark.sql.execution.pyspark.udf.simplifiedTraceback.enabled": "false",
+}  # fmt: skip
 # Where the session says nothing. A batch reads each row once: a cache would only grow, 8 MB a task.
-_TUNING = {"spark.sql.streaming.stateStore.rocksdb.blockCacheSizeMB": "0"}
+_TUNING = {f"{_STATE}.rocksdb.blockCacheSizeMB": "0"}
 
 
 def start_query(
@@ -53,7 +60,7 @@ def start_query(
 ) -> StreamingQuery:
     """Start it; the clients' properties travel inside pickled classes, not as options."""
     # Spark clones the session's settings for each query, so others of the session keep theirs.
-    settings = stream_settings(plan.note.tasks)
+    settings = {**_SETTINGS, "spark.sql.shuffle.partitions": str(plan.note.tasks)}
     before = {name: spark.conf.get(name, None) for name in (*settings, *_TUNING)}
     settings |= {name: value for name, value in _TUNING.items() if before[name] is None}
     try:
@@ -81,20 +88,9 @@ def _start(
         .option("startingOffsets", json.dumps({config.marker_topic: starting}))
         .load()
     )
-    fold = FoldProcessor(
-        FoldSettings(
-            engine=note.engine,
-            epoch=plan.epoch,
-            token=plan.token,
-            max_lease_ms=plan.tracker.max_lease_ms,
-            carry_after_ms=plan.carry_after_ms,
-            longest_ms=2 * plan.carry_after_ms,
-            max_actions=most_actions(plan.tracker, plan.partitions),
-            starting=note.starting,
-        )
-    )
+    columns = ", ".join(f"{name} BINARY" for name in FOLDED_COLUMNS)
     folded = blocks.groupBy("group_key").transformWithStateInPandas(
-        fold, FOLDED_COLUMNS, outputMode="Append", timeMode="None"
+        FoldProcessor(plan.fold), columns, outputMode="Append", timeMode="None"
     )
     return (
         folded.writeStream.foreachBatch(on_batch)
@@ -108,7 +104,6 @@ def _start(
 
 
 _CELL = ["topic", "partition", "range_start", "range_end", "first_offset", "block"]
-_OUTPUT = [column.split()[0] for column in FOLDED_COLUMNS.split(", ")]
 
 
 class FoldProcessor(StatefulProcessor):
@@ -134,4 +129,4 @@ class FoldProcessor(StatefulProcessor):
 
         parts = (frame[_CELL].itertuples(index=False, name=None) for frame in rows)
         cells = sorted(chain.from_iterable(parts), key=itemgetter(_CELL.index("first_offset")))
-        yield pd.DataFrame([self._fold.fold(cells)], columns=_OUTPUT)
+        yield pd.DataFrame([self._fold.fold(cells)], columns=list(FOLDED_COLUMNS))

@@ -22,7 +22,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -63,13 +63,8 @@ _STATUS_S = 1.0
 @dataclass(frozen=True, kw_only=True)
 class FoldedRow:
     read_ms: int
-    position: int
     status: TrackerStatus
     actions: bytes
-
-    @property
-    def partition(self) -> int:
-        return self.status.partition
 
 
 @dataclass(slots=True)
@@ -157,7 +152,6 @@ class RowSettling:
             rows = [
                 FoldedRow(
                     read_ms=began_ms,
-                    position=row["position"],
                     status=replace(decode_status(bytes(row["status"])), batch=batch),
                     actions=bytes(row["actions"]),
                 )
@@ -178,7 +172,7 @@ class RowSettling:
 
     def offer(self, rows: Sequence[FoldedRow], batch: int) -> None:
         """Take in a batch; returns when all of its partitions have begun with the one before."""
-        numbers = {row.partition for row in rows}
+        numbers = {row.status.partition for row in rows}
         with self._changed:
             while self._waiting & numbers and not self._is_closed:
                 self._changed.wait()
@@ -201,15 +195,14 @@ class RowSettling:
         except Empty:
             pass
         for row in found:
-            self._partition(row.partition).row = row
+            self._partition(row.status.partition).row = row
         self._workers.deliver()
-        for number, part in self._partitions.items():
+        for part in self._partitions.values():
             if part.row is not None and not part.is_busy:
-                self._begin(number, part, part.row)
+                self._begin(part, part.row)
         return [
-            replace(row, status=replace(row.status, awaited=len(self._partition(number).awaited)))
-            for row in found
-            for number in (row.partition,)
+            replace(row, status=replace(row.status, awaited=len(self._partitions[number].awaited)))
+            for number, row in ((row.status.partition, row) for row in found)
             if row.status.epoch
         ]
 
@@ -219,10 +212,10 @@ class RowSettling:
             self._next = self._taken
             self._changed.notify_all()
 
-    def _begin(self, number: int, part: _Partition, row: FoldedRow) -> None:
+    def _begin(self, part: _Partition, row: FoldedRow) -> None:
         part.row = None
         with self._changed:
-            self._waiting.discard(number)
+            self._waiting.discard(row.status.partition)
             self._changed.notify_all()
         # It stands by, and owns nothing (R36). Or the partition is added and not adopted: nothing
         # is planned there yet (R17), and a second client of its ledger would fence the one that
@@ -253,9 +246,11 @@ class RowSettling:
         self, ledger: Ledger, row: FoldedRow, more: Sequence[Settle | Carry]
     ) -> tuple[Sequence[Settle | Carry], SettleReport | SettlementError]:
         actions = [*decode_actions(row.actions), *more]
-        known = {"position": row.position, "batch": row.status.batch, "timeout_s": SETTLE_S}
+        at, batch = row.status.committable_offset, row.status.batch
+        settle = methodcaller(
+            "settle", ledger, actions, position=at, batch=batch, timeout_s=SETTLE_S
+        )
         try:
-            settle = methodcaller("settle", ledger, actions, **known)
             return actions, self._settlers.run(ledger, settle)
         except SettlementError as error:
             return actions, error
@@ -270,14 +265,20 @@ class RowSettling:
     ) -> None:
         actions, outcome = done
         part.is_busy = False
+        number = row.status.partition
         if isinstance(outcome, SettlementError):
-            _require_no_refusal(outcome, row.partition)
+            cause = outcome.__cause__
+            if isinstance(cause, KafkaMQError) and meaning(cause) in REFUSALS:
+                # No further try mends it.
+                raise cause
+            facts = {"partition": number, "actions": len(outcome.actions), "why": str(outcome)}
+            _log.warning("a settlement failed", extra=facts)
             # They are known not to be done (R15).
             left = outcome.actions[len(outcome.awaited) :]
         else:
             took_s = (monotonic_ms() - row.read_ms) / 1000
             before = actions if unsettled is None else unsettled
-            observe_lateness(row.partition, before, outcome, took_s)
+            observe_lateness(number, before, outcome, took_s)
             left = tuple(outcome.left)
             if outcome.transactions:
                 part.written_s = time.monotonic()
@@ -309,17 +310,6 @@ class RowSettling:
         self._admin.close()
 
 
-def _require_no_refusal(error: SettlementError, partition: int) -> None:
-    """Raise what no further try mends."""
-    cause = error.__cause__
-    if isinstance(cause, KafkaMQError) and meaning(cause) in REFUSALS:
-        raise cause
-    _log.warning(
-        "a settlement failed",
-        extra={"partition": partition, "actions": len(error.actions), "why": str(error)},
-    )
-
-
 def _raise(error: KafkaMQError) -> None:
     raise error
 
@@ -327,12 +317,10 @@ def _raise(error: KafkaMQError) -> None:
 class TickKeeper:
     """TICKs and statuses of one start of the engine; one owner thread but for ``latest``."""
 
-    def __init__(
-        self, config: ServiceConfig, tracker: TrackerConfig, *, epoch: int, token: str
-    ) -> None:
+    def __init__(self, config: ServiceConfig, tracker: TrackerConfig, *, token: str) -> None:
         self._config = config
         self._max_silence_ms = tracker.max_silence_ms
-        self._epoch = epoch
+        self._epoch = 0
         self._token = token
         self._ticker = Ticker(config)
         self._policies: dict[int, TickPolicy] = {}
@@ -341,34 +329,27 @@ class TickKeeper:
         self._publish_s = 0.0
         self.latest: dict[int, TrackerStatus] = {}
 
-    def begin(
-        self, partitions: Iterable[int], *, epoch: int | None = None, timeout_s: float = 30.0
-    ) -> None:
+    def begin(self, partitions: Sequence[int], *, epoch: int) -> None:
         """The TICKs of a start; call it when the partitions are claimed (R17).
-
-        ``epoch`` is that of the claim, where the keeper was made before it (R36).
 
         Raises:
             BrokerError, DeadlineExceededError: Not all were written.
         """
-        self._epoch = self._epoch if epoch is None else epoch
-        numbers = list(partitions)
-        offsets = self._ticker.tick_all(
-            numbers, engine=self._token, epoch=self._epoch, timeout_s=timeout_s
-        )
+        self._epoch = epoch
+        offsets = self._ticker.tick_all(partitions, engine=self._token, epoch=epoch)
         now_ms = monotonic_ms()
-        for number in numbers:
+        for number, offset in offsets.items():
             policy = TickPolicy(now_ms, self._max_silence_ms, _LEAD_MS)
             self._policies[number] = policy
             policy.on_sent(now_ms)
-            policy.on_delivered(offsets[number])
+            policy.on_delivered(offset)
             self._rests_since_ms[number] = now_ms
 
     def begin_added(self, partition: int) -> None:
         """Begin with a partition that the topic got later: clients remember the old count."""
         self._ticker.close()
         self._ticker = Ticker(self._config)
-        self.begin([partition])
+        self.begin([partition], epoch=self._epoch)
 
     def take(self, status: TrackerStatus, read_ms: int) -> None:
         """What a batch has folded of a partition, which was read at this time (monotonic)."""

@@ -18,8 +18,11 @@ import threading
 import time
 from collections.abc import Mapping
 from contextlib import ExitStack, closing
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
+
+from py4j.protocol import Py4JError  # type: ignore[import-untyped]  # no hints
+from pyspark.errors import PySparkException
 
 from kafkamq.config import ServiceConfig, TrackerConfig
 from kafkamq.errors import (
@@ -40,11 +43,12 @@ from kafkamq.markers.wire.records import Position, TrackerStatus
 from kafkamq.metrics.catalog import STANDBY
 from kafkamq.metrics.health import Loop, health
 from kafkamq.queue.topics import require_topics
-from kafkamq.spark.checkpoint import CheckpointNote, drop_folder, last_batch, read_note, write_note
+from kafkamq.spark.checkpoint import Checkpoint, CheckpointNote
 from kafkamq.spark.failures import SparkGoneError, advised, query_failure, spark_failure
 from kafkamq.spark.parallelism import cores, tracker_tasks
 from kafkamq.spark.progress import watching
 from kafkamq.spark.session import build_session, end_session, has_session
+from kafkamq.spark.tracker.folding import FoldSettings, most_actions
 from kafkamq.spark.tracker.query import QueryPlan, start_query
 from kafkamq.spark.tracker.settling import RowSettling, TickKeeper, take_turn
 from kafkamq.transport.admin import Admin, TopicInfo
@@ -88,29 +92,22 @@ class Stages:
         _log.debug("%s: done after %.2f s", name, now_s - self._began_s)
 
 
+@dataclass(eq=False)
 class Run:
     """One start of the engine, while it runs; used by the minding thread."""
 
-    def __init__(
-        self,
-        plan: QueryPlan,
-        keeper: TickKeeper,
-        settling: RowSettling,
-        query: StreamingQuery,
-        *,
-        stages: Stages,
-    ) -> None:
-        self.plan = plan
-        self.keeper = keeper
-        self.settling = settling
-        self.query = query
-        self.reader = LogReader(plan.config)
-        self.has_progressed = False
-        self.is_turning = True
+    plan: QueryPlan
+    keeper: TickKeeper
+    settling: RowSettling
+    query: StreamingQuery
+    stages: Stages
+    has_progressed: bool = False
+    is_turning: bool = True
+
+    def __post_init__(self) -> None:
+        self.reader = LogReader(self.plan.config)
         self._batch = -1
-        self._stages = stages
-        self._looked_s = time.monotonic()
-        self._counted_s = time.monotonic()
+        self._looked_s = self.counted_s = time.monotonic()
 
     def note_progress(self) -> None:
         now_s = time.monotonic()
@@ -127,21 +124,13 @@ class Run:
             return
         self.is_turning = True
         if not self.has_progressed:
-            self._stages.done("first batch")
+            self.stages.done("first batch")
         self._batch = progress["batchId"]
         self.has_progressed = True
         took_ms = progress["durationMs"].get("triggerExecution", 0)
         _log.debug("batch", extra={"batch": self._batch, "took_ms": took_ms})
 
-    def is_topology_due(self) -> bool:
-        now_s = time.monotonic()
-        if now_s - self._counted_s < _TOPOLOGY_S:
-            return False
-        self._counted_s = now_s
-        return True
-
     def end(self) -> None:
-        """Stop what runs; total."""
         # Otherwise a batch would wait.
         self.settling.close()
         try:
@@ -170,6 +159,8 @@ class SparkTracker:
         spark: A session to run in; None: one of its own.
         settings: Spark properties for its own session.
     """
+
+    _is_passive = False
 
     def __init__(
         self,
@@ -212,7 +203,7 @@ class SparkTracker:
         self._error: BaseException | None = None
         self._metrics: TrackerMetrics | None = None
         self._watching = ExitStack()
-        self._succession = Succession(config)
+        self._succession = Succession(config, stands_by=self._is_passive)
         self._stages = Stages()
         self._loop: Loop | None = None
         self._batches: Loop | None = None
@@ -256,9 +247,6 @@ class SparkTracker:
         return self
 
     def _launch(self, *, takeover: bool) -> None:
-        from py4j.protocol import Py4JError  # type: ignore[import-untyped]  # no hints
-        from pyspark.errors import PySparkException
-
         try:
             self._begin(takeover=takeover)
         except (Py4JError, PySparkException, OSError) as error:
@@ -273,16 +261,16 @@ class SparkTracker:
         assert self._spark is not None, "start() made the session"
         plan = self._plan(self._spark, takeover=takeover)
         self._start_run(self._spark, plan)
-        self._succession.active(plan.epoch)
+        self._succession.active(plan.fold.epoch)
 
     def _start_run(self, spark: SparkSession, plan: QueryPlan) -> None:
         settling = self._settling
         assert settling is not None, "made with the plan"
-        keeper = TickKeeper(self.config, self.tracker, epoch=plan.epoch, token=plan.token)
+        keeper = TickKeeper(self.config, self.tracker, token=plan.fold.token)
         try:
-            if plan.epoch:
+            if plan.fold.epoch:
                 settling.own(self._claimed)
-                keeper.begin(range(self._partitions))
+                keeper.begin(range(self._partitions), epoch=plan.fold.epoch)
             self._stages.done("ticks")
             # The next start has an epoch of its own.
             self._claimed = Claim()
@@ -291,13 +279,13 @@ class SparkTracker:
         except BaseException:
             keeper.close()
             raise
-        self._run = Run(plan, keeper, settling, query, stages=self._stages)
+        self._run = Run(plan, keeper, settling, query, self._stages)
         _log.info(
             "tracker started",
             extra={
                 "topic": self.config.marker_topic,
                 "engine": plan.note.engine,
-                "epoch": plan.epoch,
+                "epoch": plan.fold.epoch,
                 "partitions": self._partitions,
                 "tasks": plan.note.tasks,
                 "took_s": dict(self._stages.took_s),
@@ -306,7 +294,8 @@ class SparkTracker:
 
     def _plan(self, spark: SparkSession, *, takeover: bool) -> QueryPlan:
         config, topic = self.config, self.config.marker_topic
-        info, known, note, wanted = self._look(spark)
+        folder = Checkpoint(spark, self._checkpoint)
+        info, known, note, wanted = self._look(folder)
         is_new = note is None
         note = note or CheckpointNote.new("spark", topic=topic, tasks=wanted)
         if self._tasks is None and wanted > note.tasks:
@@ -316,7 +305,8 @@ class SparkTracker:
         # A claim fences the tracker that runs, and writes positions: judge this start before it.
         if is_new or is_moving:
             require_unbroken(config, info.partitions)
-        note.require_usable(spark, self._checkpoint, {} if is_moving else known)
+        note.require_newest({} if is_moving else known, folder.last_batch(below=note.folder))
+        folder.require_writable()
         self._succession.take_over(note.engine)
         settling = self._settles(note.engine)
         self._claimed = claimed = claim(
@@ -329,22 +319,21 @@ class SparkTracker:
         )
         self._stages.done("claim")
         if is_new:
-            note = replace(note, starting=self._first_offsets(claimed, is_lost=True))
-            write_note(spark, self._checkpoint, note)
+            starting = self._first_offsets(claimed, is_lost=True)
+            note = folder.write(replace(note, starting=starting))
         elif is_moving:
-            old, note = note, note.moved(wanted, self._first_offsets(claimed, is_lost=False))
-            write_note(spark, self._checkpoint, note)
+            old, starting = note, self._first_offsets(claimed, is_lost=False)
+            note = folder.write(note.moved(wanted, starting))
             # The batch of a position is one of the old folder.
             for number, position in claimed.positions.items():
                 claimed.positions[number] = replace(position, batch=0)
-            drop_folder(spark, self._checkpoint, old)
+            folder.drop(old)
         else:
-            newest = last_batch(spark, note.place(self._checkpoint))
-            note.require_newest(claimed.positions, newest)
+            note.require_newest(claimed.positions, folder.last_batch(below=note.folder))
         return self._query_plan(note, claimed.epoch, info)
 
     def _look(
-        self, spark: SparkSession
+        self, folder: Checkpoint
     ) -> tuple[TopicInfo, dict[int, Position], CheckpointNote | None, int]:
         """Return the markers' topic, its ledgers, the checkpoint's note, and tasks of a new one."""
         config, topic = self.config, self.config.marker_topic
@@ -353,8 +342,8 @@ class SparkTracker:
             keys = [LedgerKey.of_markers(config, number) for number in range(info.partitions)]
             known = read_ledgers(admin, keys, stable=False)
         self._partitions = info.partitions
-        wanted = self._tasks or tracker_tasks(info.partitions, cores(spark))
-        note = read_note(spark, self._checkpoint, topic=topic)
+        wanted = self._tasks or tracker_tasks(info.partitions, cores(folder.spark))
+        note = folder.note(topic)
         self._stages.done("checkpoint")
         return info, {key.partition: each for key, each in known.items()}, note, wanted
 
@@ -368,12 +357,16 @@ class SparkTracker:
         retention_ms = int(info.settings.get("retention.ms", "-1"))
         return QueryPlan(
             config=self.config,
-            tracker=self.tracker,
             note=note,
-            epoch=epoch,
+            fold=FoldSettings(
+                engine=note.engine,
+                epoch=epoch,
+                max_lease_ms=self.tracker.max_lease_ms,
+                carry_after_ms=NEVER if retention_ms < 0 else retention_ms // 4,
+                max_actions=most_actions(self.tracker, info.partitions),
+                starting=note.starting,
+            ),
             checkpoint=note.place(self._checkpoint),
-            partitions=info.partitions,
-            carry_after_ms=NEVER if retention_ms < 0 else retention_ms // 4,
             max_markers=self._max_markers,
         )
 
@@ -441,8 +434,6 @@ class SparkTracker:
 
     def _step(self, run: Run) -> KafkaMQError | None:
         """A tenth of a second of minding; returns why the run is over."""
-        from py4j.protocol import Py4JError
-
         try:
             if not run.query.isActive:
                 failed = run.query.exception()
@@ -451,7 +442,7 @@ class SparkTracker:
                 return query_failure(failed)
             run.note_progress()
             take_turn(run.settling, run.keeper, _STEP_S)
-            if run.is_topology_due():
+            if not self._is_passive and time.monotonic() - run.counted_s >= _TOPOLOGY_S:
                 self._add_partitions(run)
         except KafkaMQError as error:
             return error
@@ -464,16 +455,14 @@ class SparkTracker:
         self._stages = Stages()
         try:
             self._launch(takeover=False)
-        except ConfigError as error:
-            # Another engine's epoch is the latest, and this start takes nothing over.
-            failed: KafkaMQError = FencedError(
-                f"another engine took over: {error}", code="LATER_START", is_fatal=True
-            )
-            failed.__cause__ = error
+            return True
         except KafkaMQError as error:
             failed = error
-        else:
-            return True
+        if isinstance(failed, ConfigError) and not self._is_passive:
+            # Another engine's epoch is the latest, and this start takes nothing over.
+            why, cause = f"another engine took over: {failed}", failed
+            failed = FencedError(why, code="LATER_START", is_fatal=True)
+            failed.__cause__ = cause
         if self._is_final(failed):
             raise failed
         _log.warning("not started yet: %s", failed)
@@ -481,6 +470,7 @@ class SparkTracker:
 
     def _add_partitions(self, run: Run) -> None:
         """Claim marker partitions that were added; the source finds them by itself (R26)."""
+        run.counted_s = time.monotonic()
         count = run.reader.partition_count(self.config.marker_topic)
         for number in range(self._partitions, count):
             run.settling.adopt(number)
@@ -497,8 +487,8 @@ class SparkTracker:
 
     @property
     def stands_by(self) -> bool:
-        """Return whether it waits for its turn (R36): never, with this class."""
-        return False
+        """Return whether it waits for its turn (R36); False: it is active, or about to be."""
+        return self._is_passive
 
     @property
     def is_running(self) -> bool:
@@ -561,31 +551,12 @@ class SparkTracker:
 class StandbyTracker(SparkTracker):
     """A Spark tracker that waits while another one is active, and when it is fenced.
 
-    Args:
-        config: As for ``SparkTracker``, and so are the others.
-        tracker: How it tracks.
-        checkpoint: A folder that no other tracker uses. What is in it is made anew whenever the
-            tracker begins to stand by: folded from the positions in the ledgers.
-        **others: The other arguments of ``SparkTracker``.
+    Its checkpoint is a folder that no other tracker uses. What is in it is made anew whenever the
+    tracker begins to stand by: folded from the positions in the ledgers.
     """
 
-    def __init__(
-        self,
-        config: ServiceConfig,
-        tracker: TrackerConfig | None = None,
-        *,
-        checkpoint: str,
-        **others: Any,
-    ) -> None:
-        super().__init__(config, tracker, checkpoint=checkpoint, **others)
-        self._succession = Succession(config, stands_by=True)
-        self._is_passive = True
-        self._is_warm = False
-
-    @property
-    def stands_by(self) -> bool:
-        """Return whether it waits for its turn; False: it is active, or about to be."""
-        return self._is_passive
+    _is_passive = True
+    _is_warm = False
 
     # ---- beside an active one
 
@@ -603,20 +574,18 @@ class StandbyTracker(SparkTracker):
 
     def _plan_beside(self, spark: SparkSession) -> QueryPlan:
         """Return what folds from the ledgers' positions on, without a claim."""
-        topic = self.config.marker_topic
-        info, known, old, wanted = self._look(spark)
+        folder = Checkpoint(spark, self._checkpoint)
+        info, known, old, wanted = self._look(folder)
         if old is not None:
             self._require_alone(old)
         require_unbroken(self.config, info.partitions)
         starting = self._first_offsets(Claim(positions=known), is_lost=False)
         if old is None:
-            note = CheckpointNote.new("spark", topic=topic, tasks=wanted)
+            note = CheckpointNote.new("spark", topic=self.config.marker_topic, tasks=wanted)
+            note = folder.write(replace(note, starting=starting))
         else:
-            note = old.moved(wanted, starting)
-        note = replace(note, starting=starting)
-        write_note(spark, self._checkpoint, note)
-        if old is not None:
-            drop_folder(spark, self._checkpoint, old)
+            note = folder.write(old.moved(wanted, starting))
+            folder.drop(old)
         self._settles(note.engine)
         return self._query_plan(note, 0, info)
 
@@ -672,7 +641,6 @@ class StandbyTracker(SparkTracker):
             kept=run.settling.kept,
         )
         self._partitions = partitions
-        run.plan = replace(run.plan, epoch=claimed.epoch)
         run.settling.own(claimed)
         run.keeper.begin(range(partitions), epoch=claimed.epoch)
         self._is_passive = False
@@ -697,20 +665,7 @@ class StandbyTracker(SparkTracker):
 
     def _relaunch(self) -> bool:
         self._is_passive = self._is_passive or self._succession.is_succeeded
-        if not self._is_passive:
-            return super()._relaunch()
-        try:
-            self._launch(takeover=False)
-        except KafkaMQError as error:
-            if super()._is_final(error):
-                raise
-            _log.warning("not standing by yet: %s", error)
-            return False
-        return True
-
-    def _add_partitions(self, run: Run) -> None:
-        if not self._is_passive:
-            super()._add_partitions(run)
+        return super()._relaunch()
 
     def _is_ready(self) -> bool:
         return self._is_warm if self._is_passive else super()._is_ready()
