@@ -127,7 +127,7 @@ def build_session(
         os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
         every = {"spark.app.name": app_name, "spark.master": master, **ours}
         if master.startswith("local") and not has_session():
-            # Spark's own 200 tasks, each for some rows, take longer than all the rest of a batch.
+            # Spark makes 200, each for some rows, and each has a cost of its own.
             every = {SHUFFLE: "8", **every}
         _start_jvm(every, given)
         with keeping_interrupts():
