@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import wraps
 from typing import NoReturn, ParamSpec, TypeVar
 
@@ -16,7 +17,7 @@ _Given = ParamSpec("_Given")
 _Started = TypeVar("_Started")
 
 _CALLING = re.compile(r"An error occurred while calling \S+\n: ")
-_OURS = re.compile(r"kafkamq\.(?:clients\.)?\w+\.(\w+): ([^\n]*)")
+_OURS = re.compile(r"kafkamq\.(?:\w+\.)+(\w+): ([^\n]*)")
 
 _ENDING_S = 1.0
 _NO_ROOM = (
@@ -96,6 +97,24 @@ def jvm_errors() -> tuple[type[BaseException], ...]:
     except ImportError:
         return (OSError,)
     return Py4JError, OSError
+
+
+@contextmanager
+def without_spark_log() -> Iterator[None]:
+    """PySpark prints each wrong statement itself, with its plan and the stack of the JVM."""
+    from pyspark.logger import PySparkLogger
+
+    loggers = [
+        PySparkLogger.getLogger(f"{kind}QueryContextLogger") for kind in ("SQL", "DataFrame")
+    ]
+    before = [logger.disabled for logger in loggers]
+    for logger in loggers:
+        logger.disabled = True
+    try:
+        yield
+    finally:
+        for logger, was_disabled in zip(loggers, before, strict=True):
+            logger.disabled = was_disabled
 
 
 def is_spark_gone() -> bool:

@@ -40,6 +40,7 @@ from kafkamq.spark.parallelism import FIRST_LOOK_S, NEXT_LOOK_S, check_spelling,
 from kafkamq.spark.payloads import BodySchema, with_body
 from kafkamq.spark.queues.acks import (
     ACK_COLUMNS,
+    MAX_NAMED,
     RESULT_SCHEMA,
     AckSettings,
     check_columns,
@@ -505,7 +506,7 @@ class _Batches:
         places = [place for row in rows for place in row.places]
         _log.warning(
             "verdicts came after their leases' ends: these messages are delivered again",
-            extra={"count": late, "places": places},
+            extra={"count": late, "places": places[:MAX_NAMED]},
         )
         if self.on_late is not None:
             self.on_late(places)
