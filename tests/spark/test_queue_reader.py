@@ -540,15 +540,14 @@ def test_verdicts_are_not_written_into_another_namespace(logs: Logs, reader: Que
     other = Logs(logs.bootstrap, f"{logs.namespace}-other")
     logs.send(1, key=b"emails")
     (found,) = rows(reader, plan(reader)[1])
-    settings = AckSettings(config=other.config)
-    commits = CommitSettings(ack=settings, topic="", engine="ack-test", epoch=1, slots=1)
+    settings = CommitSettings(config=other.config, topic="", engine="ack-test", epoch=1)
     empty = dict.fromkeys(("verdict", "delay", "reason", "value", "key", "partition", "topic"))
     part = pa.RecordBatch.from_pylist([{**empty, "ack_token": found["ack_token"], "_slot": 0}])
     named = f"the rows are of another topic than {other.config.message_topic} .*that read_queue"
     with pytest.raises(ConfigError, match=named):
         list(write_ends([part], settings))
     with pytest.raises(ConfigError, match=named):
-        list(commit_slots(iter([part]), commits, 0))
+        list(commit_slots(iter([part]), settings, 0))
     assert not other.said()
     end(logs, [found])
 
