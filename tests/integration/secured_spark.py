@@ -28,6 +28,7 @@ def main(bootstrap: str, namespace: str, folder: str) -> None:
             "spark.ui.port": "0",
             "spark.eventLog.enabled": "true",
             "spark.eventLog.dir": f"file://{folder}/events",
+            "spark.hadoop.fs.s3a.secret.key": kafka["sasl.password"],
         },
     )
     Path(folder, "address").write_text(spark.sparkContext.uiWebUrl or "", encoding="utf-8")

@@ -174,10 +174,12 @@ def test_missing_topics_say_how_to_create_them(
     bootstrap: str, namespace: str, program: Program
 ) -> None:
     environment = {**Commands(bootstrap, namespace).environment, "COLUMNS": "300"}
-    for arguments in (["send", "q", "x"], ["receive", "q"], ["stat"], ["dlq", "ls"]):
+    sql = ["sql", "SELECT 1"]
+    for arguments in (["send", "q", "x"], ["receive", "q"], ["stat"], ["dlq", "ls"], sql):
         code, _, errors = program(arguments, environment)
         assert code == 1, errors
         assert "kafkamq create" in errors
+        assert "is the namespace" in errors or arguments[0] == "stat"
 
 
 def test_debug_shows_the_traceback() -> None:

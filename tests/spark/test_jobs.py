@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
+import json
+import os
 import re
+import signal
+import threading
 import time
 from collections import Counter
 from dataclasses import replace
 from logging.handlers import BufferingHandler
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree
 
 import pytest
-from pyspark import SparkConf, SparkContext
 from pyspark.errors import AnalysisException
 from pyspark.logger import PySparkLogger
 from tests.integration.cli_tools import Commands
 from tests.integration.queue_logs import delete_group
 from tests.integration.test_cli_redrive import Letters
 from tests.integration.tracker_logs import Logs
-from tests.waiting import within
+from tests.waiting import wait_until, within
 
+from kafkamq.cli.app import app
 from kafkamq.cli.page import chart
 from kafkamq.cli.spark.jobs import _bounds, parse_moment
 from kafkamq.config import ServiceConfig
@@ -33,15 +37,19 @@ from kafkamq.spark.formats import register_views
 from kafkamq.spark.jobs.replay import Replay, replay
 from kafkamq.spark.jobs.sql import Tables, view_session
 from kafkamq.spark.options import VIEWS
+from kafkamq.spark.session import SHUFFLE
 from kafkamq.transport.transactions import TransactionalProducer
 from kafkamq.types import DeadLetterReason, Marker, MarkerType, MessageId, Outcome
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from pyspark.sql import SparkSession
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
 ID = "kafkamq-id"
+YARN = {"spark.master": "yarn"}
 NOWHERE = ServiceConfig(bootstrap_servers="127.0.0.1:1", namespace="ns")
 
 
@@ -112,6 +120,10 @@ def test_sql_asks_every_table(history: MessageHistory) -> None:
     assert row["user_key"] == "k"
     assert row["headers"] == [{"key": "trace", "value": "t-m1"}]
     assert row["odd_base64"] == "/w=="
+    assert history.commands.json(
+        "sql",
+        "SELECT array(double('nan'), double('-inf'), 1.5D) AS n, time'10:20:30' AS t, NULL AS z",
+    ) == [{"n": ["NaN", "-Infinity", 1.5], "t": "10:20:30", "z": None}]
     text = history.commands.run("sql", "SELECT count(*) AS many FROM messages")
     assert "many" in text
     assert "5" in text
@@ -158,26 +170,82 @@ def test_the_format_is_known_before_a_question_names_a_table(spark: SparkSession
 
 
 @pytest.mark.parametrize(
-    ("has_tables", "is_set", "tasks"), [(False, False, "8"), (True, False, "2"), (False, True, "2")]
+    ("has_tables", "given", "tasks"),
+    [(False, {}, None), (True, {}, "200"), (True, {SHUFFLE: "9"}, "9"), (True, YARN, None)],
 )
-def test_only_questions_are_shared_out_to_few_tasks_unless_settings_say_more(
+def test_a_job_that_reads_all_rows_has_as_many_tasks_as_spark_itself_makes(
     spark: SparkSession,
     monkeypatch: pytest.MonkeyPatch,
     has_tables: bool,
-    is_set: bool,
-    tasks: str,
+    given: dict[str, str],
+    tasks: str | None,
 ) -> None:
-    session = spark.newSession()
+    settings: dict[str, str] = {}
+
+    def build(**wanted: Any) -> SparkSession:
+        settings.update(wanted["settings"])
+        return spark.newSession()
+
     for name, value in (
         ("has_session", lambda: False),
         ("end_session", lambda ended: None),
-        ("build_session", lambda **given: session),
+        ("build_session", build),
     ):
         monkeypatch.setattr(f"kafkamq.spark.jobs.sql.{name}", value)
-    if not is_set:
-        monkeypatch.setattr(SparkContext, "getConf", lambda self: SparkConf(loadDefaults=False))
-    with view_session(NOWHERE, master="local[2]", has_tables=has_tables):
-        assert session.conf.get("spark.sql.shuffle.partitions") == tasks
+    with view_session(NOWHERE, master="local[2]", settings=given, has_tables=has_tables):
+        assert settings.get(SHUFFLE) == tasks
+
+
+class Terminal:
+    """Somebody who types, and who presses Ctrl-C."""
+
+    def __init__(self, *lines: str | Callable[[], str]) -> None:
+        self._lines = list(lines)
+
+    def isatty(self) -> bool:
+        return True
+
+    def read(self, prompt: str) -> str:
+        if not self._lines:
+            raise EOFError
+        line = self._lines.pop(0)
+        return line if isinstance(line, str) else line()
+
+
+def test_ctrl_c_in_a_session_ends_the_statement_alone(
+    history: MessageHistory,
+    spark: SparkSession,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    jobs = spark.sparkContext.statusTracker()
+    interrupter = threading.Thread(
+        target=lambda: (
+            wait_until(lambda: jobs.getActiveJobsIds() != []),
+            os.kill(os.getpid(), signal.SIGINT),
+        )
+    )
+
+    def asks_what_takes_hours() -> str:
+        interrupter.start()
+        return "SELECT max(id) FROM range(100000000000000);"
+
+    def hesitates() -> str:
+        raise KeyboardInterrupt
+
+    typed = Terminal("SELECT 1 AS", hesitates, asks_what_takes_hours, "SELECT 7 AS seven;")
+    monkeypatch.setattr("builtins.input", typed.read)
+    monkeypatch.setattr("sys.stdin", typed)
+    for name, value in history.commands.environment.items():
+        monkeypatch.setenv(name, value)
+    before = signal.getsignal(signal.SIGINT)
+    app(["sql", "--json"], standalone_mode=False)
+    interrupter.join()
+    assert json.loads(capsys.readouterr().out.split()[-1]) == {"seven": 7}
+    assert not [each for each in caplog.records if each.exc_info], "no traceback"
+    assert signal.getsignal(signal.SIGINT) is before
+    wait_until(lambda: jobs.getActiveJobsIds() == [])
 
 
 @pytest.mark.parametrize(
@@ -186,6 +254,10 @@ def test_only_questions_are_shared_out_to_few_tasks_unless_settings_say_more(
         (("sql", "SELEC 1"), r"^SQL: .*\(line 1, column 1\).*Tables are messages"),
         (("sql", "SELECT quue_id FROM deliveries"), "^SQL: .*`quue_id`.*queue_id"),
         (("sql", "SELECT 1/0 FROM messages"), "^SQL: .*[Dd]ivision by zero"),
+        (("sql", "SELECT 1 AS a, 2 AS a", "--json"), "^SQL: two columns are called a: name one"),
+        (("sql", "SELECT X'ff' AS a, 2 AS a_base64", "--json"), "^SQL: two columns are called a_b"),
+        (("sql", "SELECT date'+10000-01-01'"), r"^SQL: .*\(year 10000 .*\): CAST .* to STRING"),
+        (("sql", "SELECT map(array(1), 2)"), "^SQL: Python has no such value"),
         (("replay", "--where", "id ==", "--dry-run"), "^--where: .*DESCRIBE"),
         (("replay",), "^choose with --where, --from or --to"),
         (("replay", "--from", "soon"), "^--from is 'soon': write a time as"),

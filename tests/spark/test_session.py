@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from pyspark.sql import SparkSession
+from tests.integration.cli_tools import Commands
 from tests.waiting import within
 
 from kafkamq.config import ServiceConfig
@@ -112,3 +114,129 @@ def test_a_python_process_of_sparks_says_nothing_when_it_starts() -> None:
         timeout=within(60),
     )
     assert done.stderr == ""
+
+
+# Stands for Spark's own: it writes down what it is given, and ends.
+SUBMIT = """#!/bin/sh
+printf '%s\\n' "$@" > "$SEEN/arguments"
+while [ $# -gt 0 ]; do
+    if [ "$1" = --properties-file ]; then cat "$2" > "$SEEN/file"; fi
+    shift
+done
+if [ -n "$INTERRUPTS" ]; then kill -INT $PPID; sleep 1; fi
+touch "$SEEN/done"
+exit 1
+"""
+BUILDS = """
+import json, os, sys
+from kafkamq.spark.session import build_session
+
+try:
+    build_session(settings=json.loads(sys.argv[1]))
+except BaseException as error:
+    print(type(error).__name__, os.path.exists(os.environ["SEEN"] + "/done"))
+"""
+
+
+def script(path: Path, text: str) -> Path:
+    path.parent.mkdir(parents=True)
+    path.write_text(text)
+    path.chmod(0o755)
+    return path
+
+
+def started(tmp_path: Path, settings: dict[str, str], **environment: str) -> tuple[str, str, str]:
+    """The command line and the file of settings that a new JVM gets, and how its start ended."""
+    home = script(tmp_path / "bin" / "spark-submit", SUBMIT).parents[1]
+    done = subprocess.run(
+        [sys.executable, "-c", BUILDS, json.dumps(settings)],
+        env={**os.environ, "SPARK_HOME": str(home), "SEEN": str(tmp_path), **environment},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=within(60),
+    )
+    file = tmp_path / "file"
+    arguments = (tmp_path / "arguments").read_text()
+    return arguments, file.read_text() if file.exists() else "", done.stdout.strip()
+
+
+def test_no_setting_of_the_user_is_on_a_command_line(tmp_path: Path) -> None:
+    given = {"spark.hadoop.fs.s3a.secret.key": "a\\b=\u00fc", "spark.driver.memory": "2g"}
+    arguments, file, ended = started(tmp_path, given)
+    assert ended == "PySparkRuntimeError True"
+    assert "s3a" not in arguments
+    assert "spark.driver.memory" not in arguments
+    assert "spark.driver.host=127.0.0.1" in arguments
+    assert "--load-spark-defaults" in arguments
+    assert file.splitlines() == [
+        r"spark.hadoop.fs.s3a.secret.key=a\\b=\u00fc",
+        "spark.driver.memory=2g",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("settings", "tasks"),
+    [({}, "8"), ({"spark.sql.shuffle.partitions": "99"}, None), ({"spark.master": "yarn"}, None)],
+)
+def test_a_local_session_shuffles_into_few_tasks_unless_settings_say_otherwise(
+    tmp_path: Path, settings: dict[str, str], tasks: str | None
+) -> None:
+    arguments, _, _ = started(tmp_path, settings)
+    found = [line for line in arguments.splitlines() if "spark.sql.shuffle.partitions" in line]
+    assert found == ([f"spark.sql.shuffle.partitions={tasks}"] if tasks else [])
+    is_local = "spark.master" not in settings
+    assert ("spark.driver.bindAddress=127.0.0.1" in arguments) == is_local
+
+
+def test_ctrl_c_while_the_jvm_starts_counts_when_it_has(tmp_path: Path) -> None:
+    """Else PySpark leaves it behind, for ever."""
+    _, _, ended = started(tmp_path, {}, INTERRUPTS="yes")
+    assert ended == "KeyboardInterrupt True"
+
+
+def test_ctrl_c_does_not_silence_java(tmp_path: Path) -> None:
+    group = "$(cut -d' ' -f5 /proc/$PPID/stat)"
+    java = f"#!/bin/sh\nkill -INT -{group}\necho 'openjdk version \"21.0.1\"' >&2\n"
+    home = script(tmp_path / "bin" / "java", java).parents[1]
+    program = """
+import signal
+from kafkamq.spark.session import check_environment
+
+signal.signal(signal.SIGINT, lambda *_: print("interrupted"))
+print(check_environment()["java"])
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, "JAVA_HOME": str(home)},
+        capture_output=True,
+        text=True,
+        timeout=within(60),
+        check=False,
+        start_new_session=True,
+    )
+    assert done.stdout.split() == ["interrupted", "21.0.1"], done.stderr
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("sql", "SELECT 1"),
+        ("audit",),
+        ("replay", "--everything"),
+        ("dlq", "redrive", "--where", "true"),
+        ("tracker", "--checkpoint", "/tmp/nowhere"),
+    ],
+)
+def test_a_command_on_spark_names_the_package_that_is_too_old(
+    bootstrap: str, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...]
+) -> None:
+    """Before it imports what an older PySpark does not have."""
+    monkeypatch.setattr(metadata, "version", lambda name: "4.0.1")
+    for name in list(sys.modules):
+        if name.startswith(("kafkamq.spark.jobs", "kafkamq.spark.tracker")):
+            monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "kafkamq.spark.formats", None)
+    monkeypatch.setitem(sys.modules, "kafkamq.spark.tracker.query", None)
+    with pytest.raises(ConfigError, match=r"pyspark is 4\.0\.1: it must be"):
+        Commands(bootstrap, "any").run(*arguments)

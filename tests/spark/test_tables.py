@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from logging.handlers import BufferingHandler
 from typing import TYPE_CHECKING
 
 import pytest
+from pyspark.logger import PySparkLogger
 from pyspark.sql.functions import lit, nullif
 
 from kafkamq.errors import ConfigError
@@ -25,8 +27,15 @@ def test_a_table_that_cannot_be_read_does_not_hide_why_its_batch_failed(
     )
     with pytest.raises(Exception, match="the rows are lost"):
         insert_once(rows, Table("nowhere", ORIGIN, is_iceberg=False))
-    with pytest.raises(ConfigError, match="table nowhere cannot be read"):
-        write_once(rows, "nowhere")
+    printed = BufferingHandler(100)
+    logger = PySparkLogger.getLogger("SQLQueryContextLogger")
+    logger.addHandler(printed)
+    try:
+        with pytest.raises(ConfigError, match="table nowhere cannot be read"):
+            write_once(rows, "nowhere")
+    finally:
+        logger.removeHandler(printed)
+    assert printed.buffer == [], "PySpark's own words, plan and stack"
 
 
 def test_a_row_without_an_origin_is_refused(spark: SparkSession) -> None:

@@ -9,7 +9,7 @@ import sys
 import pytest
 from tests.waiting import within
 
-from kafkamq.runtime.signals import keeping_interrupts, stop_on_signals
+from kafkamq.runtime.signals import holding_interrupts, keeping_interrupts, stop_on_signals
 
 AT_THE_WORST_MOMENT = """
 import os, signal, threading
@@ -72,6 +72,27 @@ def test_what_starts_meanwhile_does_not_take_ctrl_c() -> None:
         with keeping_interrupts():
             signal.signal(signal.SIGINT, ours)
         assert signal.getsignal(signal.SIGINT) is ours  # nobody had set one
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_ctrl_c_interrupts_behind_what_must_not_end_halfway() -> None:
+    before = signal.getsignal(signal.SIGINT)
+    done = []
+
+    def at_work() -> None:
+        with holding_interrupts():
+            signal.raise_signal(signal.SIGINT)
+            done.append("all of it")
+
+    try:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        with pytest.raises(KeyboardInterrupt):
+            at_work()
+        assert done.pop() == "all of it"
+        signal.signal(signal.SIGINT, lambda *_: done.append("told"))
+        at_work()
+        assert done == ["told", "all of it"]
     finally:
         signal.signal(signal.SIGINT, before)
 

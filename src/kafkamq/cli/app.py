@@ -73,6 +73,12 @@ def start(
     if not _debug():
         # Each of its failed commands is raised as well, and becomes one line.
         logging.getLogger("py4j").setLevel(logging.CRITICAL)
+        logging.getLogger().addFilter(_is_not_of_py4j)
+
+
+def _is_not_of_py4j(record: logging.LogRecord) -> bool:
+    # It logs a Ctrl-C in the middle of a question, with the stack, by no name.
+    return record.module != "java_gateway"
 
 
 def _debug() -> bool:

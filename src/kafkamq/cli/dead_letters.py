@@ -205,9 +205,9 @@ def redrive_command(
     selection = _selection(queue_id, reason, identity)
     require_brokers(config)
     if where:
-        from kafkamq.spark.jobs.sql import chosen_letters
-
         with view_tables(config, "redrive", on) as spark, output.working("Choosing dead letters"):
+            from kafkamq.spark.jobs.sql import chosen_letters
+
             selection = replace(selection, places=chosen_letters(spark, where))
     with output.progress("Redriving", limit) as on_progress:
         report = redrive(config, selection, limit=limit, dry_run=dry_run, on_progress=on_progress)

@@ -117,6 +117,10 @@ def _prepare(engine: Engine, of_spark: Mapping[str, object], *, is_refusing: boo
         for name in filter(of_spark.get, of_spark):
             raise ConfigError(f"{name} is of Spark, and --engine local runs without it")
         calm_allocator()
+    else:
+        from kafkamq.spark.session import check_packages
+
+        check_packages()
 
 
 def _track_here(

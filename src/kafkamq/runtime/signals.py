@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from types import FrameType
 from typing import Any
 
 ENDING = (signal.SIGTERM, signal.SIGHUP)
@@ -79,6 +80,30 @@ def keeping_interrupts() -> Iterator[None]:
         is_set = before not in (signal.default_int_handler, signal.SIG_DFL, None)
         if is_set and threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGINT, before)
+
+
+@contextmanager
+def holding_interrupts() -> Iterator[None]:
+    """Raise the ``KeyboardInterrupt`` of a Ctrl-C behind the block, which must not end halfway."""
+    before = signal.getsignal(signal.SIGINT)
+    if not callable(before) or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    held: list[KeyboardInterrupt] = []
+
+    def hold(number: int, frame: FrameType | None) -> None:
+        try:
+            before(number, frame)
+        except KeyboardInterrupt as interrupt:
+            held.append(interrupt)
+
+    signal.signal(signal.SIGINT, hold)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+        if held:
+            raise held[0]
 
 
 @contextmanager

@@ -57,8 +57,8 @@ _load = loader(__name__, _HOMES)
 def __getattr__(name: str) -> object:
     try:
         return _load(name)
-    except ModuleNotFoundError:
-        # An older PySpark lacks modules.
+    except ImportError:
+        # An older PySpark lacks modules, and names in others.
         from kafkamq.spark.session import check_packages
 
         check_packages()

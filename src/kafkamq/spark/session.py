@@ -7,13 +7,16 @@ no adaptive plans and no speculation (the sink relies on both being off), a quie
 from __future__ import annotations
 
 import importlib
+import json
 import logging
 import os
 import re
+import shlex
 import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -22,7 +25,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 from kafkamq.errors import ConfigError
-from kafkamq.runtime.signals import keeping_interrupts
+from kafkamq.runtime.signals import holding_interrupts, keeping_interrupts
 from kafkamq.spark.cluster import package_archive
 from kafkamq.spark.daemon import THREADLESS
 from kafkamq.spark.failures import is_spark_gone, jvm_errors
@@ -48,6 +51,7 @@ _JAVA_OPTIONS = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1 -XX:MetaspaceSize=256m
 # Without Hadoop's checksum files: each file of a checkpoint costs two processes (chmod) with them.
 # The state's change logs carry checksums of their own.
 _LOCAL_FILES = "org.apache.hadoop.fs.local.RawLocalFs"
+SHUFFLE = "spark.sql.shuffle.partitions"
 _MASTER = re.compile(
     r"local(\[(\d+|\*)(,\s*\d+)?\])?|local-cluster\[.*\]|spark://\S+:\d+|yarn|k8s://.+"
 )
@@ -89,7 +93,8 @@ def build_session(
 
     Args:
         app_name: Name of the application in Spark's own pages and logs.
-        master: Where Spark runs: ``local[N]``, ``spark://host:port``, ``yarn``, ``k8s://...``.
+        master: Where Spark runs: ``local[N]``, ``spark://host:port``, ``yarn``, ``k8s://...``;
+            ``spark.master`` of the settings stands above it.
         driver_memory: Heap of the driver; with a local master of everything but Python.
         settings: Spark properties that stand above kafkamq's own.
 
@@ -99,14 +104,16 @@ def build_session(
             that was asked for.
     """
     check_packages()
-    _check_master((settings or {}).get("spark.master", master))
+    given = settings or {}
+    master = given.get("spark.master", master)
+    _check_master(master)
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
     if SparkContext._gateway is None and "PYSPARK_GATEWAY_PORT" not in os.environ:
         # Else somebody, as spark-submit, has started it.
         _java_version()
-    ours = {**session_settings(master=master, driver_memory=driver_memory), **(settings or {})}
+    ours = {**session_settings(master=master, driver_memory=driver_memory), **given}
     if has_session() and SparkContext._active_spark_context is not _built:
         spark = SparkSession.builder.getOrCreate().newSession()
         for name, value in ours.items():
@@ -119,7 +126,10 @@ def build_session(
             os.environ["PYSPARK_PYTHON"] = sys.executable
         os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
         every = {"spark.app.name": app_name, "spark.master": master, **ours}
-        _start_jvm(every)
+        if master.startswith("local") and not has_session():
+            # Spark makes 200, each for some rows, and each has a cost of its own.
+            every = {SHUFFLE: "8", **every}
+        _start_jvm(every, given)
         with keeping_interrupts():
             spark = SparkSession.builder.config(map=dict(every)).getOrCreate()
         globals()["_built"] = spark.sparkContext
@@ -173,32 +183,53 @@ def _require_master(master: str) -> None:
     )
 
 
-def _start_jvm(settings: Mapping[str, str]) -> None:
-    """Start the JVM as PySpark would, but with what it prints sent to a logger."""
+def _start_jvm(settings: Mapping[str, str], given: Mapping[str, str]) -> None:
+    """Start the JVM as PySpark would, but with what it prints sent to a logger.
+
+    What the user has set comes in a file, as all users of a machine can read command lines. A
+    Ctrl-C counts when the JVM has started: PySpark would leave it behind.
+    """
     from pyspark import SparkConf, SparkContext
     from pyspark.java_gateway import launch_gateway
 
     if SparkContext._gateway is not None:
         return
-    conf = SparkConf(loadDefaults=False).setAll(list(settings.items()))
+    ours = [(name, value) for name, value in settings.items() if name not in given]
     # The Python processes that Spark starts beside the driver have the JVM's environment.
-    before = os.environ.get("PYTHONPATH")
-    first = str(Path(__file__).with_name("at_start"))
-    os.environ["PYTHONPATH"] = os.pathsep.join([first, before] if before else [first])
+    paths = [str(Path(__file__).with_name("at_start")), os.environ.get("PYTHONPATH", "")]
+    arguments = os.environ.get("PYSPARK_SUBMIT_ARGS", "pyspark-shell")
+    with holding_interrupts(), tempfile.NamedTemporaryFile("w", encoding="ascii") as file:
+        if given:
+            # Java reads the escapes of a JSON text as they were meant.
+            file.writelines(f"{name}={json.dumps(given[name])[1:-1]}\n" for name in given)
+            file.flush()
+            ours_first = f"--properties-file {shlex.quote(file.name)} --load-spark-defaults"
+            arguments = f"{ours_first} {arguments}"
+        with _environment(
+            PYTHONPATH=os.pathsep.join(filter(None, paths)), PYSPARK_SUBMIT_ARGS=arguments
+        ):
+            gateway = launch_gateway(  # type: ignore[no-untyped-call]  # of pyspark
+                SparkConf(loadDefaults=False).setAll(ours),
+                popen_kwargs={"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT},
+            )
+        process = getattr(gateway, "proc", None)
+        if process is not None:
+            threading.Thread(
+                target=_forward, args=(process.stdout,), name="kafkamq-jvm-log", daemon=True
+            ).start()
+        SparkContext._ensure_initialized(gateway=gateway)
+
+
+@contextmanager
+def _environment(**values: str) -> Iterator[None]:
+    before = {name: os.environ.pop(name, None) for name in values}
+    os.environ.update(values)
     try:
-        gateway = launch_gateway(  # type: ignore[no-untyped-call]  # of pyspark
-            conf, popen_kwargs={"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-        )
+        yield
     finally:
-        os.environ.pop("PYTHONPATH")
-        if before is not None:
-            os.environ["PYTHONPATH"] = before
-    process = getattr(gateway, "proc", None)
-    if process is not None:
-        threading.Thread(
-            target=_forward, args=(process.stdout,), name="kafkamq-jvm-log", daemon=True
-        ).start()
-    SparkContext._ensure_initialized(gateway=gateway)
+        for name in values:
+            del os.environ[name]
+        os.environ.update({name: old for name, old in before.items() if old is not None})
 
 
 def _forward(stream: IO[bytes]) -> None:
@@ -314,8 +345,14 @@ def _java_version() -> str:
             f"Java {MIN_JAVA} or newer is missing (JAVA_HOME is {home or 'not set'}): "
             "install a Java runtime, or point JAVA_HOME at one"
         )
+    # A Ctrl-C of the terminal is this process's alone: it would silence Java.
     error_text = subprocess.run(
-        [java, "-version"], capture_output=True, text=True, check=False, timeout=30
+        [java, "-version"],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=30,
+        start_new_session=True,
     ).stderr
     match = re.search(r'version "(\d+)([^"]*)"', error_text)
     if match is None or int(match[1]) < MIN_JAVA:

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from kafkamq.errors import ConfigError, KafkaMQError
 from kafkamq.queue.wire.headers import Origin, read_message_headers
-from kafkamq.spark.failures import first_line, spark_errors
+from kafkamq.spark.failures import first_line, spark_errors, without_spark_log
 from kafkamq.spark.parallelism import check_spelling
 
 if TYPE_CHECKING:
@@ -112,8 +112,9 @@ def _check_stage(spark: SparkSession, table: str) -> None:
 def _described(spark: SparkSession, table: str) -> tuple[dict[str, str], bool]:
     lacks_iceberg = spark.version.startswith("4.2")
     try:
-        rows = spark.sql(f"DESCRIBE TABLE EXTENDED {table}").collect()
-        columns = dict(spark.table(table).dtypes)
+        with without_spark_log():
+            rows = spark.sql(f"DESCRIBE TABLE EXTENDED {table}").collect()
+            columns = dict(spark.table(table).dtypes)
     except spark_errors() as error:
         text = first_line(error).rstrip(" ;.")
         advice = f". {_NO_ICEBERG}" if lacks_iceberg and "iceberg" in str(error).lower() else ""

@@ -144,6 +144,10 @@ class OutcomeUnknownError(BrokerError):
     """The transaction may or may not have happened; the ledger tells after its next opening."""
 
 
+_NO_TOPIC = (
+    "create the topics first: `kafkamq create` or Service.create_topics(); or is the namespace, "
+    "which their names begin with, another one?"
+)
 _HINTS = {
     "_AUTHENTICATION": "check sasl.username, sasl.password and sasl.mechanism (or the client's "
     "certificate) in the kafka settings",
@@ -152,9 +156,9 @@ _HINTS = {
     "_RESOLVE": "check the host names in bootstrap_servers",
     "_TRANSPORT": "check bootstrap_servers, security.protocol and that the broker runs",
     "_ALL_BROKERS_DOWN": "check bootstrap_servers and that the brokers run",
-    "_UNKNOWN_TOPIC": "create the topics first: `kafkamq create` or Service.create_topics()",
+    "_UNKNOWN_TOPIC": _NO_TOPIC,
     "_UNKNOWN_PARTITION": "the topic has fewer partitions than expected; was it recreated?",
-    "UNKNOWN_TOPIC_OR_PART": "create the topics first: `kafkamq create` or Service.create_topics()",
+    "UNKNOWN_TOPIC_OR_PART": _NO_TOPIC,
     "UNKNOWN_TOPIC_ID": "the topic was deleted or recreated; restart",
     "TOPIC_AUTHORIZATION_FAILED": "grant this principal Read, Write and Describe on the topic",
     "GROUP_AUTHORIZATION_FAILED": "grant this principal Read on the group",

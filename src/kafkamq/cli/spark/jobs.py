@@ -4,15 +4,15 @@ page; ``spark master`` and ``spark worker``: a standalone cluster from the insta
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict
 from datetime import date, datetime, timezone
-from decimal import Decimal
 from html import escape as escape_html
 from itertools import count
 from pathlib import Path
@@ -28,7 +28,8 @@ from kafkamq.cli.queues import warn_of_unused
 from kafkamq.cli.spark.options import SparkChoice, with_spark
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import ConfigError, KafkaMQError
-from kafkamq.transport.admin import require_brokers
+from kafkamq.runtime.signals import python_interrupts
+from kafkamq.transport.admin import Admin, require_brokers
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -70,10 +71,18 @@ def _bounds(since: str, until: str) -> tuple[int | None, int | None]:
 def view_tables(
     config: ServiceConfig, name: str, on: SparkChoice, *, has_tables: bool = True
 ) -> Iterator[SparkSession]:
-    """``view_session`` for a command, which says that Spark starts."""
+    """``view_session`` for a command, which says that Spark starts.
+
+    Ctrl-C interrupts the block: Spark's own handler asks the JVM in the middle of another question.
+    """
+    from kafkamq.spark.session import check_packages
+
+    check_packages()
     from kafkamq.spark.jobs.sql import view_session
 
     require_brokers(config)
+    with Admin(config) as admin:
+        admin.topic_id(config.marker_topic)
     with ExitStack() as stack:
         with output.working("Starting Spark"):
             opened = view_session(
@@ -84,7 +93,8 @@ def view_tables(
                 has_tables=has_tables,
             )
             spark = stack.enter_context(opened)
-        yield spark
+        with python_interrupts():
+            yield spark
 
 
 @connected
@@ -103,41 +113,47 @@ def sql(
     as_json: Json = False,
 ) -> None:
     """Query what happened to each message with SQL; the tables are read from the topics."""
-    from kafkamq.spark.jobs.sql import Tables
-
     with view_tables(config, "sql", on, has_tables=False) as spark:
+        from kafkamq.spark.jobs.sql import Tables
+
         tables = Tables(spark, config)
         if statement:
             _answer(tables, statement, limit, as_json=as_json)
             return
-        failed = _converse(tables, limit, as_json=as_json)
+        failed = _converse(tables, limit, as_json=as_json, cancel=spark.sparkContext.cancelAllJobs)
     if failed:
         raise typer.Exit(EXIT_FAILED)
 
 
-def _converse(tables: Tables, limit: int, *, as_json: bool) -> bool:
+def _converse(tables: Tables, limit: int, *, as_json: bool, cancel: Callable[[], None]) -> bool:
     """Statements from stdin until its end; whether one of them failed and nobody was there.
 
-    A terminal gets a prompt, and goes on behind an error.
+    A terminal gets a prompt, and goes on behind an error and behind a Ctrl-C.
     """
     is_terminal = sys.stdin.isatty()
-    text, failed = "", False
-    while True:
-        line = _line("... " if text.strip() else "sql> ") if is_terminal else sys.stdin.readline()
-        at_end = not line
-        if is_terminal and line.strip().rstrip(";").lower() in ("exit", "quit"):
-            return False
-        text += line
-        if at_end or text.rstrip().endswith(";"):
-            statement, text = text.strip().rstrip("; \n"), ""
-            try:
+    text, at_end, failed = "", False, False
+    while not at_end:
+        try:
+            prompt = "... " if text.strip() else "sql> "
+            line = _line(prompt) if is_terminal else sys.stdin.readline()
+            at_end = not line
+            if is_terminal and line.strip().rstrip(";").lower() in ("exit", "quit"):
+                return False
+            text += line
+            if at_end or text.rstrip().endswith(";"):
+                statement, text = text.strip().rstrip("; \n"), ""
                 if statement:
                     _answer(tables, statement, limit, as_json=as_json)
-            except KafkaMQError as error:
-                output.refuse(error)
-                failed = not is_terminal
-        if at_end:
-            return failed
+        except KafkaMQError as error:  # noqa: PERF203 - one for each statement
+            output.refuse(error)
+            failed = not is_terminal
+        except KeyboardInterrupt:
+            if not is_terminal:
+                raise
+            sys.stdout.write("\n")
+            text = ""
+            cancel()
+    return failed
 
 
 def _line(prompt: str) -> str:
@@ -152,16 +168,27 @@ def _line(prompt: str) -> str:
 
 
 def _answer(tables: Tables, statement: str, limit: int, *, as_json: bool) -> None:
+    from pyspark.errors import PySparkException
+
     from kafkamq.spark.jobs.sql import sql_errors
 
     with output.working("Reading the topics"), sql_errors("SQL"):
         frame = tables.ask(statement)
-        rows = frame.limit(limit + 1).collect()
         columns = frame.columns
-    for row in rows[:limit] if as_json else ():
-        output.print_json(_json_row(columns, list(row)))
+        try:
+            rows = frame.limit(limit + 1).collect()
+            objects = [_json_row(columns, list(row)) for row in rows[:limit] if as_json]
+            cells = [[_cell(each) for each in row] for row in rows[:limit] if not as_json]
+        except (ArithmeticError, TypeError, ValueError) as error:
+            if isinstance(error, KafkaMQError | PySparkException):
+                raise
+            raise ConfigError(
+                f"SQL: Python has no such value ({error}): CAST the column to STRING"
+            ) from error
+    for each in objects:
+        output.print_json(each)
     if not as_json:
-        output.print_table("", columns, [[_cell(each) for each in row] for row in rows[:limit]])
+        output.print_table("", columns, cells)
     if len(rows) > limit:
         output.note(f"There are more than {limit:,} rows: see --limit.")
 
@@ -169,10 +196,11 @@ def _answer(tables: Tables, statement: str, limit: int, *, as_json: bool) -> Non
 def _json_row(names: list[str], values: list[Any]) -> dict[str, Any]:
     result: dict[str, Any] = {}
     for name, value in zip(names, values, strict=True):
-        if isinstance(value, bytes | bytearray):
-            result |= output.bytes_fields(name, bytes(value))
-        else:
-            result[name] = _json_value(value)
+        is_bytes = isinstance(value, bytes | bytearray)
+        found = output.bytes_fields(name, value) if is_bytes else {name: _json_value(value)}
+        if twice := found.keys() & result.keys():
+            raise ConfigError(f"SQL: two columns are called {min(twice)}: name one of them with AS")
+        result |= found
     return result
 
 
@@ -181,15 +209,16 @@ def _json_value(value: Any) -> Any:
         return output.headers_object({"": bytes(value)})[""]
     if isinstance(value, datetime | date):
         return _text_of(value)
-    if isinstance(value, Decimal):
-        return str(value)
+    if isinstance(value, float) and not math.isfinite(value):
+        # As Spark's to_json writes them.
+        return {math.inf: "Infinity", -math.inf: "-Infinity"}.get(value, "NaN")
     if hasattr(value, "asDict"):
         return {name: _json_value(each) for name, each in value.asDict().items()}
     if isinstance(value, dict):
         return {str(_json_value(name)): _json_value(each) for name, each in value.items()}
     if isinstance(value, list | tuple):
         return [_json_value(each) for each in value]
-    return value
+    return value if isinstance(value, bool | int | float | str | None) else str(value)
 
 
 def _text_of(value: date) -> str:
@@ -243,6 +272,9 @@ def replay(
 
     They start again: first delivery, whole TTL. The header kafkamq-replayed-from names the copy.
     """
+    from kafkamq.spark.session import check_packages
+
+    check_packages()
     from kafkamq.spark.jobs.replay import Replay
     from kafkamq.spark.jobs.replay import replay as run_replay
 
@@ -290,6 +322,9 @@ def audit(
     as_json: Json = False,
 ) -> None:
     """Report on queues: lateness, attempts, the messages that fail most, who does the work."""
+    from kafkamq.spark.session import check_packages
+
+    check_packages()
     from kafkamq.spark.jobs.audit import STEPS
     from kafkamq.spark.jobs.audit import audit as run_audit
 

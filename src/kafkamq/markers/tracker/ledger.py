@@ -94,17 +94,29 @@ class Ledger:
         """Return whether transactions can start: opened, and not fenced or broken since."""
         return self._is_read and self.producer.is_ready
 
-    def open(self, *, timeout_s: float = 30.0) -> Position | None:
+    def open(self, *, timeout_s: float = 30.0, looks_first: bool = False) -> Position | None:
         """Fence the former owner (``init_transactions``), read the ledger, check the epoch.
 
         What an earlier owner had under way is committed or aborted for good when this returns, so
         that ``last`` and ``rows_done`` are the truth, also after a commit of unknown outcome.
 
+        Args:
+            timeout_s: Bound of each of the requests.
+            looks_first: Read the epoch before anybody is fenced, too: an earlier start that goes on
+                takes no transaction away from the later one.
+
         Raises:
             FencedError: The ledger holds a larger epoch, or another engine's equal one: stop.
             BrokerError, DeadlineExceededError: Not reached in time; may be repeated.
         """
+        if looks_first:
+            self._read(timeout_s, stable=False)
+            self._refuse_earlier()
         self.fence(timeout_s=timeout_s)
+        self._refuse_earlier()
+        return self.last
+
+    def _refuse_earlier(self) -> None:
         last = self.last
         if last is not None and self.is_anothers:
             # It stops without writing (R22).
@@ -115,7 +127,11 @@ class Ledger:
                 code="LATER_START",
                 is_fatal=True,
             )
-        return last
+
+    def _read(self, timeout_s: float, *, stable: bool = True) -> None:
+        if self._admin is None:
+            self._admin = Admin(self._config, timeout_s=timeout_s)
+        self.last = read_ledgers(self._admin, (self.key,), stable=stable).get(self.key)
 
     @property
     def is_anothers(self) -> bool:
@@ -131,11 +147,9 @@ class Ledger:
         # An old ``last`` would have rows written once more.
         self._is_read = False
         self.producer.init(timeout_s=timeout_s)
-        if self._admin is None:
-            self._admin = Admin(self._config, timeout_s=timeout_s)
         # Now, and not when the first commit waits for it.
         self._metadata()
-        self.last = read_ledgers(self._admin, (self.key,)).get(self.key)
+        self._read(timeout_s)
         self._is_read = True
         self.is_resting = False
 

@@ -9,10 +9,16 @@ from typing import TYPE_CHECKING
 
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import ConfigError, KafkaMQError
-from kafkamq.spark.failures import QueryFailedError, is_spark_gone, query_failure, spark_failure
+from kafkamq.spark.failures import (
+    QueryFailedError,
+    is_spark_gone,
+    query_failure,
+    spark_failure,
+    without_spark_log,
+)
 from kafkamq.spark.formats import Views, register_views
 from kafkamq.spark.options import VIEWS
-from kafkamq.spark.session import build_session, end_session, has_session
+from kafkamq.spark.session import SHUFFLE, build_session, end_session, has_session
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -20,11 +26,9 @@ if TYPE_CHECKING:
 _PLACE = re.compile(r"[;(] ?line (\d+),? pos (\d+)\)?")
 _WRONG_SQL = ("22", "42", "21", "0A")
 _STATE = re.compile(r"\s*SQLSTATE: \w+")
-_CONTEXTS = ("SQL", "DataFrame")
 _NO_TABLE = "TABLE_OR_VIEW_NOT_FOUND"
 # These name tables that their text does not, or run before all of it is understood.
 _BLIND = {"show", "begin", "execute", "call"}
-_SHUFFLE = "spark.sql.shuffle.partitions"
 MAX_LETTERS = 1_000_000
 
 
@@ -42,22 +46,18 @@ def view_session(
     Without ``has_tables`` they are what ``Tables`` makes of it.
     """
     is_own = not has_session()
+    settings = settings or {}
+    if is_own and has_tables and settings.get("spark.master", master).startswith("local"):
+        # A replay has the rows of a task in memory: as many tasks as Spark itself makes.
+        settings = {SHUFFLE: "200", **settings}
     spark = build_session(app_name=app_name, master=master, settings=settings)
     try:
         if has_tables:
             register_views(spark, config)
-        elif is_own and str(spark.sparkContext.master).startswith("local"):
-            _share_out(spark)
         yield spark
     finally:
         if is_own:
             end_session(spark)
-
-
-def _share_out(spark: SparkSession) -> None:
-    """Spark's own 200 tasks, each for some rows, take longer than all the rest of a question."""
-    if not spark.sparkContext.getConf().contains(_SHUFFLE):
-        spark.conf.set(_SHUFFLE, "8")
 
 
 class Tables:
@@ -103,7 +103,7 @@ def sql_errors(option: str) -> Iterator[None]:
     from pyspark.errors import PySparkException
 
     try:
-        with _without_spark_log():
+        with without_spark_log():
             yield
     except KafkaMQError:
         raise
@@ -120,22 +120,6 @@ def sql_errors(option: str) -> Iterator[None]:
             f"{option}: {_shortened(str(error))} Tables are {', '.join(VIEWS)}; "
             "'kafkamq sql \"DESCRIBE deliveries\"' lists a table's columns"
         ) from None
-
-
-@contextmanager
-def _without_spark_log() -> Iterator[None]:
-    """PySpark prints each wrong statement itself, with its plan and the stack of the JVM."""
-    from pyspark.logger import PySparkLogger
-
-    loggers = [PySparkLogger.getLogger(f"{kind}QueryContextLogger") for kind in _CONTEXTS]
-    before = [logger.disabled for logger in loggers]
-    for logger in loggers:
-        logger.disabled = True
-    try:
-        yield
-    finally:
-        for logger, was_disabled in zip(loggers, before, strict=True):
-            logger.disabled = was_disabled
 
 
 def _shortened(error_text: str) -> str:
