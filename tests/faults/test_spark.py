@@ -19,6 +19,7 @@ from tests.spark.processes import below, busy, command_of, python_workers
 from tests.spark.tracker_driver import tracker_driver
 from tests.waiting import deadline_after, wait_until
 
+from kafkamq.markers.overview import overview
 from kafkamq.testing.checker import check_logs
 from kafkamq.types import Marker, MarkerType, MessageId, Outcome
 
@@ -55,7 +56,18 @@ class Load:
         wanted = self.silent | self.rejected
         ended = (Outcome.REDELIVERED, Outcome.DEAD_LETTERED)
         wait_until(lambda: wanted <= set(self.logs.ends(*ended)), timeout_s=PATIENCE_S)
-        time.sleep(3.0)  # whatever would be written twice has time to appear
+        read = {message.partition(): message.offset() for message, _ in self.logs.markers()}
+
+        def is_idle() -> bool:
+            """Whatever would be written twice is written while something is open."""
+            return all(
+                one.status is not None
+                and not one.status.entries
+                and one.status.position > read[one.partition]
+                for one in overview(self.logs.config, max_scanned=0).markers
+            )
+
+        wait_until(is_idle, timeout_s=PATIENCE_S)
 
     def judge(self, title: str, faults: dict[str, int]) -> None:
         logs = self.logs

@@ -102,6 +102,15 @@ def test_coroutines_are_in_flight_together(spark: SparkSession) -> None:
     assert [row.verdict for row in found] == ["ack"] * 300
 
 
+def test_an_object_whose_call_is_a_coroutine(spark: SparkSession) -> None:
+    class Handler:
+        async def __call__(self, message: StreamMessage) -> bytes:
+            return b"done"
+
+    (found,) = run(map_messages(frame(spark, [(b"x", None)]), Handler()))
+    assert (found.verdict, found.result) == ("ack", b"done")
+
+
 def test_wrong_calls(spark: SparkSession) -> None:
     rows = frame(spark, [(b"x", None)])
     with pytest.raises(ConfigError, match="concurrency is 0"):

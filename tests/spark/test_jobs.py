@@ -299,6 +299,9 @@ def test_a_replay_sends_what_sql_chooses(history: MessageHistory) -> None:
     assert sum(history.replayed().values()) == 3
     with pytest.raises(ConfigError, match="--name one: another replay"):
         history.commands.run("replay", "--where", "true", "--name", "one")
+    later = ("--where", where, "--into", "again", "--to", "2999-01-01")
+    with pytest.raises(ConfigError, match="--name one: another replay"):
+        history.commands.run("replay", *later, "--name", "one")
     copies = history.logs.read(history.logs.config.message_topic)
     headers = {
         tuple(name for name, _ in record.headers() or ())

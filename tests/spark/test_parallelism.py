@@ -71,6 +71,24 @@ def test_a_batch_keeps_its_slots_however_often_they_change() -> None:
     assert later.cut(4, since=12).most == 16, "ledgers that an epoch is chosen above"
 
 
+def test_what_a_start_that_was_killed_has_left_is_deleted(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """It had written its note, and not deleted the state of the one before."""
+    folder = Checkpoint(spark, str(tmp_path))
+    note = folder.write(CheckpointNote.new("spark", topic="t", tasks=2))
+    for name in ("state", "offsets", "state-2", "state-3", "of the user"):
+        (tmp_path / name).mkdir()
+    folder.drop_earlier(note)
+    assert {"state", "kafkamq.json"} < {each.name for each in tmp_path.iterdir()}
+    for tasks in (3, 4):
+        note = folder.write(note.moved(tasks, {}))
+    folder.drop_earlier(note)
+    left = {each.name for each in tmp_path.iterdir() if not each.name.startswith(".")}
+    assert left == {"kafkamq-3.json", "state-3", "of the user"}
+    assert folder.note("t") == note
+
+
 def test_a_local_session_has_the_cores_of_its_master(spark: SparkSession) -> None:
     assert cores(spark) == 2
 

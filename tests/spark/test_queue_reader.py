@@ -36,7 +36,14 @@ from kafkamq.queue.wire.keys import marker_partition
 from kafkamq.spark.marker_log import marker_log
 from kafkamq.spark.options import parse_source_options
 from kafkamq.spark.queues import starting
-from kafkamq.spark.queues.acks import AckSettings, find_late, read_verdicts, write_ends
+from kafkamq.spark.queues.acks import (
+    AckSettings,
+    AckToken,
+    LateEnds,
+    read_verdicts,
+    report,
+    write_ends,
+)
 from kafkamq.spark.queues.committing import CommitSettings, commit_slots
 from kafkamq.spark.queues.leasing import QueuePartition, QueueReader
 from kafkamq.spark.queues.starting import (
@@ -384,7 +391,9 @@ def test_a_lease_that_ended_before_its_message_was_started_again(
         ends = read_verdicts([row])
         an_hour_ago_s = time.time() - 3600
         monkeypatch.setattr(time, "time", lambda: an_hour_ago_s)  # R9: the broker's time counts
-        late = find_late(marker_log(logs.config), ends)
+        late_ends = LateEnds(marker_log(logs.config), ends)
+        late_ends.fold()
+        late = late_ends.find(ends)
         assert late == [ends[0].token], "also before a transaction's END can be read"
     finally:
         reader.stop()
@@ -487,6 +496,13 @@ def test_what_workers_did_while_spark_stood_still_is_not_done_again(
         restarted.stop()
 
 
+def test_all_late_messages_are_told() -> None:
+    token = AckToken(MessageId(0, 0), 0, "spark-abcd-run", 1, 1000, 0, 0)
+    late = [replace(token, message_id=MessageId(0, offset)) for offset in range(250)]
+    (row,) = report(0, late).to_pylist()
+    assert row["places"] == [f"0/{offset}" for offset in range(row["late"])]
+
+
 def test_slots_write_once(logs: Logs, reader: QueueReader) -> None:
     out = output_topic(logs)
     logs.send(3, key=b"emails")
@@ -524,15 +540,14 @@ def test_verdicts_are_not_written_into_another_namespace(logs: Logs, reader: Que
     other = Logs(logs.bootstrap, f"{logs.namespace}-other")
     logs.send(1, key=b"emails")
     (found,) = rows(reader, plan(reader)[1])
-    settings = AckSettings(config=other.config)
-    commits = CommitSettings(ack=settings, topic="", engine="ack-test", epoch=1, slots=1)
+    settings = CommitSettings(config=other.config, topic="", engine="ack-test", epoch=1)
     empty = dict.fromkeys(("verdict", "delay", "reason", "value", "key", "partition", "topic"))
     part = pa.RecordBatch.from_pylist([{**empty, "ack_token": found["ack_token"], "_slot": 0}])
     named = f"the rows are of another topic than {other.config.message_topic} .*that read_queue"
     with pytest.raises(ConfigError, match=named):
         list(write_ends([part], settings))
     with pytest.raises(ConfigError, match=named):
-        list(commit_slots(iter([part]), commits, 0))
+        list(commit_slots(iter([part]), settings, 0))
     assert not other.said()
     end(logs, [found])
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from contextlib import closing
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -20,12 +22,12 @@ from tests.waiting import deadline_after, wait_until, within
 
 from kafkamq.errors import FencedError
 from kafkamq.markers.tracker.ledger import Ledger, LedgerKey
-from kafkamq.spark.marker_log import marker_log
+from kafkamq.spark.marker_log import MarkerLog, marker_log
 from kafkamq.spark.options import parse_source_options
-from kafkamq.spark.queues.acks import AckToken, find_late, read_verdicts
+from kafkamq.spark.queues.acks import ENDED, AckToken, LateEnds, read_verdicts
 from kafkamq.spark.queues.committing import CommitSettings, commit_slots
 from kafkamq.spark.queues.leasing import QueueReader
-from kafkamq.types import MarkerType, MessageId
+from kafkamq.types import MarkerType, MessageId, Outcome
 
 pytestmark = pytest.mark.spark
 
@@ -158,33 +160,180 @@ def test_a_driver_that_goes_on_after_a_pause_ends_no_later_one(
     assert batch.outputs() == Counter([b"0", b"1", b"2"])
 
 
-def started(batch: Batch) -> Rows:
+def test_a_driver_that_goes_on_after_a_pause_lets_a_later_one_alone(
+    batch: Batch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It looks into the ledger before it takes any producer away: it may have many tasks."""
+    first, again = batch.handed_out(), batch.handed_out(again=True)
+    batch.commit(first, {0: "ack"}, epoch=2)
+    commit, commits = Ledger.commit, 0
+
+    def disturbed(ledger: Ledger, *arguments: Any, **options: Any) -> object:
+        nonlocal commits
+        commits += 1
+        with pytest.raises(FencedError, match="started later"):
+            batch.commit(first, {0: "ack"}, epoch=1)
+        return commit(ledger, *arguments, **options)
+
+    monkeypatch.setattr(Ledger, "commit", disturbed)
+    assert batch.commit(again, {0: "ack", 1: "ack", 2: "ack"}, epoch=3) == (2, 1)
+    assert commits == 1
+
+
+def started(batch: Batch, *, timeout_ms: int = 1000) -> Rows:
     """The rows of three messages that nobody renews; the first one has a lease of a minute."""
     logs = batch.logs
     topic, consumer = logs.config.message_topic, "spark-abcd-run"
     found = []
     for offset in range(3):
-        one, timeout_ms = MessageId(0, offset), 1000 if offset else 60_000
-        (at,) = logs.start(one, key=b"emails", consumer=consumer, timeout_ms=timeout_ms)
+        one, lease_ms = MessageId(0, offset), timeout_ms if offset else 60_000
+        (at,) = logs.start(one, key=b"emails", consumer=consumer, timeout_ms=lease_ms)
         start_ms = logs.read(logs.config.marker_topic)[-1].timestamp()[1]
-        token = AckToken(one, logs.place(one), consumer, 1, timeout_ms, at, start_ms)
+        token = AckToken(one, logs.place(one), consumer, 1, lease_ms, at, start_ms)
         found.append({"ack_token": token.encode(), "offset": offset, "topic": topic})
-    wait_until(lambda: time.time() * 1000 > start_ms + 1600)  # with the grace of R3
     return found
+
+
+def wait_for_its_end(found: Rows) -> None:
+    """Wait until the leases of the last message have ended, with the grace of R3."""
+    token = read_verdicts(found)[-1].token
+    wait_until(lambda: time.time() * 1000 > token.start_ms + token.timeout_ms + 600)
+
+
+def late_of(batch: Batch, found: Rows) -> list[AckToken]:
+    ends = read_verdicts(found)
+    late_ends = LateEnds(marker_log(batch.logs.config), ends)
+    late_ends.fold()
+    return late_ends.find(ends) or []
 
 
 @pytest.mark.parametrize("log_shows_it", [True, False], ids=["by the log", "by their ENDs' times"])
 def test_who_is_late_has_its_output_with_its_copy(batch: Batch, log_shows_it: bool) -> None:
-    """Its ENDs are written and judged before the commit, whatever the log said before."""
+    """Its ENDs are written and judged before the commit, whatever the log said before.
+
+    When the task's result is lost, the same run makes it again.
+    """
     found = started(batch)
-    log, ends = marker_log(batch.logs.config), read_verdicts(found)
+    wait_for_its_end(found)
+    route = read_verdicts(found)[0].token.marker_partition
     deadline_s = deadline_after(30)
-    while log_shows_it and len(find_late(log, ends)) < 2:
+    while log_shows_it and len(late_of(batch, found)) < 2:
         assert time.monotonic() < deadline_s, "log time stands still"
-        batch.logs.raw_marker(ends[0].token.marker_partition, b"\xff")
-    assert log_shows_it == bool(find_late(log, ends))
-    result = batch.report(found, {0: "ack", 1: "ack", 2: "reject"}, epoch=1)
+        batch.logs.raw_marker(route, b"\xff")
+    assert log_shows_it == bool(late_of(batch, found))
+    verdicts = {0: "ack", 1: "ack", 2: "reject"}
+    result = batch.report(found, verdicts, epoch=1)
     assert (result["ends"], result["written"], result["late"]) == (1, 1, 2)
     assert sorted(result["places"]) == ["0/1", "0/2"]
     assert batch.outputs() == Counter([b"0"])
     assert [batch.ends(offset) for offset in range(3)] == [{"ACK"}, set(), set()]
+    again = batch.report(found, verdicts, epoch=1)
+    assert again["skipped"] == 1
+    # By now the log may show that a tracker grants some of them a grace (R3).
+    assert not log_shows_it or again["late"] == 2
+    assert batch.outputs() == Counter(b"%d" % offset for offset in range(again["ends"]))
+
+
+def test_what_was_late_is_not_acked_without_its_output(batch: Batch) -> None:
+    """The ledger has the slot with its digest; another run STARTs again what is open."""
+    found, verdicts = started(batch), {0: "ack", 1: "ack", 2: "ack"}
+    wait_for_its_end(found)
+    assert batch.report(found, verdicts, epoch=1)["late"] == 2
+    late = MessageId(0, 1), MessageId(0, 2)
+    batch.logs.end(*late, outcome=Outcome.REDELIVERED, consumer="")
+    again = started(batch, timeout_ms=60_000)
+    token = read_verdicts(again)[0].token
+    again[0]["ack_token"] = replace(token, start_offset=ENDED).encode()
+    assert batch.commit(again, verdicts, epoch=2) == (2, 1)
+    assert batch.outputs() == Counter([b"0", b"1", b"2"])
+
+
+def test_an_abort_that_another_task_was_quicker_with_is_tried_again(
+    batch: Batch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = started(batch)
+    wait_for_its_end(found)
+    config, abort = batch.logs.config, Ledger.abort
+    key = LedgerKey(f"kafkamq.{config.ledger_topic}.undead.0", config.ledger_topic, 0)
+
+    def disturbed(ledger: Ledger, **options: Any) -> None:
+        monkeypatch.setattr(Ledger, "abort", abort)
+        with closing(Ledger(config, key, engine="undead", epoch=1)) as other:
+            other.open()
+        abort(ledger, **options)
+
+    monkeypatch.setattr(Ledger, "abort", disturbed)
+    assert batch.report(found, {0: "ack", 1: "ack", 2: "ack"}, epoch=1)["ends"]
+    assert batch.outputs()[b"0"] == 1
+
+
+def test_what_is_renewed_while_the_transaction_is_open_is_not_late(
+    batch: Batch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing was in the log behind half of the lease when the transaction began."""
+    found = started(batch, timeout_ms=4000)
+    begin = Ledger.begin
+
+    def begun(ledger: Ledger) -> None:
+        monkeypatch.setattr(Ledger, "begin", begin)
+        begin(ledger)
+        batch.logs.keepalive(MessageId(0, 0), consumer="spark-abcd-run", timeout_ms=60_000)
+        wait_for_its_end(found)
+
+    monkeypatch.setattr(Ledger, "begin", begun)
+    result = batch.report(found, {0: "ack", 1: "ack", 2: "ack"}, epoch=1)
+    assert (result["ends"], result["written"], result["late"]) == (3, 3, 0)
+    assert batch.outputs() == Counter([b"0", b"1", b"2"])
+
+
+def test_what_others_wrote_before_is_not_read_while_the_transaction_is_open(
+    batch: Batch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = started(batch, timeout_ms=60_000)
+    end = read_verdicts(found)[0]
+    token = replace(end.token, timeout_ms=0)
+    found[0]["ack_token"] = token.encode()
+    for _ in range(200):
+        batch.logs.raw_marker(token.marker_partition, b"\xff")
+    read, begin = MarkerLog.read, Ledger.begin
+    counts: list[int] = []
+
+    def counted(log: MarkerLog, *arguments: int) -> Iterator[Any]:
+        for record in read(log, *arguments):
+            counts[-1] += 1
+            yield record
+
+    def begun(ledger: Ledger) -> None:
+        begin(ledger)
+        counts.append(0)
+
+    counts.append(0)
+    monkeypatch.setattr(MarkerLog, "read", counted)
+    monkeypatch.setattr(Ledger, "begin", begun)
+    result = batch.report(found, {0: "ack", 1: "ack", 2: "ack"}, epoch=1)
+    assert result["late"] == 0
+    assert counts[0] >= 200
+    assert sum(counts[1:]) == 0
+
+
+def test_a_transaction_that_kafka_ended_says_so_and_is_made_again(
+    batch: Batch, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    found = started(batch, timeout_ms=60_000)
+    config = batch.logs.config
+    quick = {**config.kafka, "transaction.timeout.ms": "2000"}
+    batch.logs.config = replace(config, kafka=quick)
+    log, commit = marker_log(config), Ledger.commit
+    route = read_verdicts(found)[0].token.marker_partition
+
+    def slow(ledger: Ledger, *arguments: Any, **options: Any) -> object:
+        monkeypatch.setattr(Ledger, "commit", commit)
+        wait_until(lambda: log.ends([route]) == log.tops([route]), "Kafka ends the transaction")
+        return commit(ledger, *arguments, **options)
+
+    monkeypatch.setattr(Ledger, "commit", slow)
+    with caplog.at_level("INFO"):
+        assert batch.commit(found, {0: "ack", 1: "ack", 2: "ack"}, epoch=1) == (3, 0)
+    (said,) = [each for each in caplog.records if "is made again" in each.message]
+    assert "longer than transaction.timeout.ms (2000)" in vars(said)["error"]
+    assert batch.outputs() == Counter([b"0", b"1", b"2"])

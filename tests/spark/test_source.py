@@ -102,8 +102,9 @@ def test_an_option_that_means_nothing_is_refused(
     spark: SparkSession, source: str, topic: str
 ) -> None:
     stream = spark.readStream.format(source).option("topic", topic).option("minPartitions", "8")
-    with pytest.raises(Exception, match="minPartitions means nothing to a stream"):
+    with pytest.raises(Exception, match="minPartitions means nothing to a stream") as said:
         stream.load().writeStream.format("noop").start().awaitTermination(within(60))
+    assert "UnboundLocalError" not in str(said.value)
     with pytest.raises(Exception, match="maxRowsPerTrigger means nothing to a batch"):
         read(spark, source, topic, maxRowsPerTrigger="1").count()
 

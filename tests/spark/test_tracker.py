@@ -6,6 +6,7 @@ import logging
 import os
 import shutil
 import signal
+import threading
 import time
 from collections import Counter
 from pathlib import Path
@@ -48,7 +49,7 @@ from kafkamq.queue.wire.headers import read_message_headers
 from kafkamq.spark import register
 from kafkamq.spark.checkpoint import Checkpoint, CheckpointNote
 from kafkamq.spark.tracker import tracker as tracker_module
-from kafkamq.spark.tracker.tracker import SparkTracker
+from kafkamq.spark.tracker.tracker import SparkTracker, run_spark_tracker
 from kafkamq.types import Marker, MarkerType, MessageId, Outcome, expand
 
 if TYPE_CHECKING:
@@ -218,6 +219,21 @@ def test_a_lost_checkpoint_loses_no_message(
 
 
 @pytest.mark.faults
+def test_a_checkpoint_that_is_lost_while_it_runs_loses_no_message(
+    spark: SparkSession, logs: Logs, checkpoint: str
+) -> None:
+    """The next start has another id, and is no other engine."""
+    with tracking(logs, spark, checkpoint) as running:
+        shutil.rmtree(checkpoint, ignore_errors=True)
+        ids = logs.send(50)
+        logs.start(*ids, timeout_ms=300)
+        wait_until(lambda: running.wait(0.05) or settled(logs, *ids), timeout_s=PATIENCE_S)
+        assert running.is_running
+    assert Counter(logs.copied()) == Counter(map(_pair, ids))
+    verdict(logs).require_ok()
+
+
+@pytest.mark.faults
 def test_an_older_copy_of_the_checkpoint_is_refused(
     spark: SparkSession, logs: Logs, checkpoint: str
 ) -> None:
@@ -264,6 +280,17 @@ def test_a_start_that_is_refused_leaves_the_tracker_that_runs_alone(
         running.commit(0, batch=51, rows_done=0)
     finally:
         running.close()
+
+
+def test_a_start_that_is_stopped_claims_nothing(
+    spark: SparkSession, logs: Logs, checkpoint: str
+) -> None:
+    """It would fence the tracker that runs, and end."""
+    stop = threading.Event()
+    stop.set()
+    run_spark_tracker(logs.config, checkpoint=checkpoint, spark=spark, stop=stop)
+    key = LedgerKey.of_markers(logs.config, 0)
+    assert not read_positions(logs.config, [key])
 
 
 @pytest.mark.faults

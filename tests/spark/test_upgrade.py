@@ -28,7 +28,7 @@ pytestmark = [pytest.mark.faults, pytest.mark.spark, pytest.mark.timeout(900)]
 
 def test_a_checkpoint_goes_on_where_it_was(spark: SparkSession, tmp_path: Path) -> None:
     with (
-        left_behind(tmp_path) as kafka,
+        left_behind(tmp_path, "left-on-spark") as kafka,
         Service(kafka.bootstrap_servers, namespace="spark") as service,
     ):
         checkpoint = tmp_path / "checkpoint"
@@ -51,7 +51,7 @@ def written(logs: Logs, folder: Path) -> Counter[bytes]:
 )
 def test_streams_that_were_killed_go_on(tmp_path: Path, mode: str, are_copied: bool) -> None:
     """At once; when what was held has come again as copies; and as a control without care."""
-    with left_behind(tmp_path, "left-streams") as kafka, ExitStack() as trackers:
+    with left_behind(tmp_path, "left-on-spark") as kafka, ExitStack() as trackers:
         namespaces = {name: Logs(kafka.bootstrap_servers, name) for name in STREAMS}
         left = {name: written(logs, tmp_path).total() for name, logs in namespaces.items()}
         assert left["topic_starts"] == left["table_starts"] == BATCH

@@ -263,6 +263,8 @@ def test_views_of_two_namespaces_live_side_by_side(
     assert (counts.a, counts.b) == (2, 3)
     earlier, later = Views(spark, logs.config), Views(spark, other.config)
     assert (earlier.messages().count(), later.messages().count()) == (2, 3)
+    register_views(spark, prefix="c_")
+    assert spark.table("c_messages").count() == 3
     with pytest.raises(ConfigError, match="prefix"):
         register_views(spark, logs.config, prefix="a b")
 

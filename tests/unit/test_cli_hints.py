@@ -51,6 +51,19 @@ def test_the_tracker_that_is_suggested_is_one_that_starts(
     assert run("tracker", "--conf", "spark.a") is not None
 
 
+def test_a_tracker_without_spark_refuses_what_is_of_spark() -> None:
+    for given in (
+        ("--checkpoint", "file:///tmp/x"),
+        ("--trigger", "7"),
+        ("--tasks", "3"),
+        ("--master", "yarn"),
+        ("--conf", "spark.a=b"),
+    ):
+        failed = run("tracker", "--engine", "local", *given)
+        assert isinstance(failed, ConfigError), given
+        assert str(failed).startswith(f"{given[0]} is of Spark")
+
+
 def test_n_is_the_namespace_of_every_command(asked: list[ServiceConfig]) -> None:
     for arguments in (("send", "q", "hello"), ("receive", "q", "-c", "3")):
         assert isinstance(run(*arguments, "-n", "shop"), StoppedError)

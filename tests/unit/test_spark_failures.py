@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 import subprocess
+import traceback
 from collections.abc import Callable
 from types import SimpleNamespace
 
@@ -25,6 +26,7 @@ from kafkamq.spark.failures import (
 from kafkamq.spark.jobs.sql import sql_errors
 from kafkamq.spark.queue_streams import Acknowledged, AckQuery
 from kafkamq.spark.tables import repeated
+from kafkamq.transport.errors import OutcomeUnknownError, TransactionAbortedError
 
 
 def test_a_query_that_never_worked_points_at_its_checkpoint() -> None:
@@ -50,6 +52,16 @@ def test_what_java_says_is_the_failure() -> None:
     text = "An error occurred while calling o2.start.\n: java.io.IOException: bad \x1b[2J\n\tat"
     said = str(query_failure(RuntimeError(text)))
     assert said == "the Spark query ended: java.io.IOException: bad ?[2J"
+
+
+@pytest.mark.parametrize("kind", [TransactionAbortedError, OutcomeUnknownError, FencedError])
+def test_our_error_of_a_worker_is_found_in_its_traceback(kind: type[KafkaMQError]) -> None:
+    try:
+        raise kind("slot 3: ended")
+    except KafkaMQError as error:
+        text = "".join(traceback.format_exception(error))
+    found = query_failure(RuntimeError(f"Job aborted: PythonException\n{text}"))
+    assert (type(found), str(found)) == (kind, "slot 3: ended")
 
 
 def test_a_checkpoint_is_named_by_what_the_jvm_says_of_it() -> None:

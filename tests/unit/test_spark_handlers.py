@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -25,9 +27,15 @@ def unspeakable() -> None:
     raise UnspeakableError
 
 
+def cancelled() -> None:
+    raise asyncio.CancelledError("elsewhere")
+
+
 VERDICTS: list[tuple[Callable[[], Any], str, str]] = [
     (lost, "nack", "FileNotFoundError: no file caf?"),
     (unspeakable, "nack", "UnspeakableError"),
+    (cancelled, "nack", "CancelledError: elsewhere"),
+    (lambda: sys.exit(3), "nack", "SystemExit: 3"),
     (lambda: Nack(1.0, "caf\udce9"), "nack", "caf?"),
     (lambda: Reject(ValueError("bad")), "reject", "ValueError('bad')"),  # type: ignore[arg-type]
     (lambda: Nack("soon"), "nack", "ValueError: "),  # type: ignore[arg-type]
@@ -56,4 +64,4 @@ def test_a_verdict_that_cannot_be_written_as_it_is(
     assert [row["verdict"] for row in found] == [verdict for _, verdict, _ in VERDICTS]
     for row, (_, _, reason) in zip(found, VERDICTS, strict=True):
         assert row["reason"].startswith(reason)
-    assert [row["delay"] for row in found] == [None, None, 1.0, None, None, None, None, None]
+    assert [row["delay"] for row in found] == [None] * 4 + [1.0, None, None, None, None, None]

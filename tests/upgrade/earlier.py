@@ -3,7 +3,7 @@
 A message's payload says what becomes of it (``FATES`` in ``left.py``). The worker ends as one that
 was killed does: nothing is closed, what it holds stays held.
 
-    python earlier.py local|spark|maps|fresh BOOTSTRAP_SERVERS CHECKPOINT
+    python earlier.py local|spark|maps|fresh-local|fresh-spark BOOTSTRAP_SERVERS CHECKPOINT
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from kafkamq import ParallelConsumer, Service
 from kafkamq.config import ServiceConfig
 from kafkamq.markers.tracker.local import LocalTracker
 from kafkamq.queue.dead_letters import Selection, read_dead_letters, redrive
-from kafkamq.spark.tracker import SparkTracker
+from kafkamq.spark.tracker.tracker import SparkTracker
 
 LEASE_S = 30.0  # renewed, until the worker ends
 DELAY_S = 60.0
@@ -48,13 +48,12 @@ def opened(namespace: str, servers: str) -> Service:
     return Service(servers, namespace=namespace, kafka={"session.timeout.ms": "6000"})
 
 
-def leave_fresh(servers: str) -> None:
+def leave_fresh(kind: str, servers: str) -> None:
     """A message that no worker has seen: those before are dead, they would START it ahead."""
-    for kind in ("local", "spark"):
-        with opened(kind, servers) as service:
-            service.queue("orders").producer().send(
-                b"fresh", id="fresh-0", headers={"n": b"0"}
-            ).result(30)
+    with opened(kind, servers) as service:
+        service.queue("orders").producer().send(b"fresh", id="fresh-0", headers={"n": b"0"}).result(
+            30
+        )
 
 
 def leave_namespace(kind: str, servers: str, checkpoint: str) -> None:
@@ -135,8 +134,8 @@ if __name__ == "__main__":
     kind, servers, checkpoint = sys.argv[1:]
     if kind == "maps":
         leave_maps(servers)
-    elif kind == "fresh":
-        leave_fresh(servers)
+    elif kind.startswith("fresh-"):
+        leave_fresh(kind.removeprefix("fresh-"), servers)
     else:
         leave_namespace(kind, servers, checkpoint)
         os._exit(0)  # as if killed

@@ -1,12 +1,13 @@
-"""Makes archives in ``tests/vectors``: what an earlier release leaves behind.
+"""Makes an archive in ``tests/vectors``: what an earlier release leaves behind.
 
-    python -m tests.upgrade.leave_behind namespaces 1405565 tests/vectors/left-behind.tar.xz
-    python -m tests.upgrade.leave_behind streams 624a574b tests/vectors/left-streams.tar.xz
+    python -m tests.upgrade.leave_behind 624a574b tests/vectors/left-on-spark.tar.xz \\
+        spark fresh-spark streams
 
 A real broker's data folder, and beside it the checkpoints of Spark and its tables, so that topic
-ids, times and leader epochs are those that the release has seen. ``earlier.py`` or ``streams.py``
-runs with the release's code, which git gives by its revision; the broker is today's. All of it is
-due a minute later.
+ids, times and leader epochs are those that the release has seen. ``earlier.py`` and ``streams.py``
+run with the release's code, which git gives by its revision; the broker is today's. All of it is
+due a minute later. ``left-behind.tar.xz`` has ``maps local fresh-local`` of 1405565, whose modules
+had other names.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import sys
 import tarfile
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from confluent_kafka import Consumer, Producer, TopicPartition
@@ -32,7 +33,7 @@ PLACE = "/LEFT-BEHIND"
 PROPERTIES = {"offsets.topic.num.partitions": "1", "transaction.state.log.num.partitions": "1"}
 
 
-def leave(what: str, revision: str, folder: Path) -> None:
+def leave(revision: str, folder: Path, kinds: Sequence[str]) -> None:
     """``folder/kafka``, and what is beside it."""
     source = folder / "source"
     source.mkdir()
@@ -41,29 +42,30 @@ def leave(what: str, revision: str, folder: Path) -> None:
     subprocess.run(["tar", "-x", "-C", source], input=files, check=True)
     environment = {**os.environ, "PYTHONPATH": f"{source / 'src'}:{source}"}
     with LocalKafka(data_dir=folder / "kafka", properties=PROPERTIES) as kafka:
-        run = leave_streams if what == "streams" else leave_namespaces
-        run(kafka.bootstrap_servers, folder, environment)
-        _wait_until_dead(AdminClient({"bootstrap.servers": kafka.bootstrap_servers}))
-
-
-def leave_namespaces(servers: str, folder: Path, environment: Mapping[str, str]) -> None:
-    admin = AdminClient({"bootstrap.servers": servers})
-    admin.create_topics([NewTopic("records", 1, 1)])["records"].result(30)
-    producer = Producer({"bootstrap.servers": servers})
-    for number in range(1000):
-        producer.produce("records", b"%d" % number, b"k%d" % number)
-    producer.flush()
-    for kind in ("maps", "local", "spark", "fresh"):
-        checkpoint = f"file://{folder / 'checkpoint'}"
-        subprocess.run(
-            [sys.executable, Path(__file__).with_name("earlier.py"), kind, servers, checkpoint],
-            env=environment,
-            check=True,
-            timeout=600,
-        )
-    note = folder / STATE_NOTE  # in which Spark names its schema by its whole path
-    note.write_text(note.read_text().replace(str(folder), PLACE))
-    note.with_name(f".{note.name}.crc").unlink(missing_ok=True)
+        servers = kafka.bootstrap_servers
+        admin = AdminClient({"bootstrap.servers": servers})
+        if "maps" in kinds:
+            admin.create_topics([NewTopic("records", 1, 1)])["records"].result(30)
+            producer = Producer({"bootstrap.servers": servers})
+            for number in range(1000):
+                producer.produce("records", b"%d" % number, b"k%d" % number)
+            producer.flush()
+        for kind in kinds:
+            if kind == "streams":
+                leave_streams(servers, folder, environment)
+                continue
+            checkpoint = f"file://{folder / 'checkpoint'}"
+            subprocess.run(
+                [sys.executable, Path(__file__).with_name("earlier.py"), kind, servers, checkpoint],
+                env=environment,
+                check=True,
+                timeout=600,
+            )
+        _wait_until_dead(admin)
+    if "spark" in kinds:
+        note = folder / STATE_NOTE  # in which Spark names its schema by its whole path
+        note.write_text(note.read_text().replace(str(folder), PLACE))
+        note.with_name(f".{note.name}.crc").unlink(missing_ok=True)
 
 
 def leave_streams(servers: str, folder: Path, environment: Mapping[str, str]) -> None:
@@ -104,10 +106,10 @@ def _wait_until_dead(admin: AdminClient) -> None:
             return
 
 
-def main(what: str, revision: str, target: str) -> None:
+def main(revision: str, target: str, *kinds: str) -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        leave(what, revision, folder)
+        leave(revision, folder, kinds)
         with tarfile.open(target, "w:xz", preset=9) as archive:
             archive.add(folder / "kafka" / "data", "kafka/data")
             for path in sorted(folder.iterdir()):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Mapping
 from enum import Enum
 from typing import Annotated
 
@@ -10,12 +11,14 @@ import typer
 
 from kafkamq.cli import output
 from kafkamq.cli.options import TRACKER_HERE, MetricsPort, connected, serving_metrics
-from kafkamq.cli.spark.options import SparkChoice, with_spark
+from kafkamq.cli.spark.options import MASTER, SparkChoice, with_spark
 from kafkamq.config import Options, ServiceConfig, TrackerConfig
 from kafkamq.errors import ConfigError
 from kafkamq.runtime.memory import calm_allocator, calm_collector
 from kafkamq.runtime.signals import stop_on_signals
 from kafkamq.transport.admin import require_brokers
+
+_TRIGGER_S = 1.0
 
 
 class Engine(Enum):
@@ -53,7 +56,7 @@ def tracker(
     ] = "",
     trigger: Annotated[
         float, typer.Option(min=0.0, max=60.0, help="Seconds between Spark's batches.")
-    ] = 1.0,
+    ] = _TRIGGER_S,
     tasks: Annotated[
         int | None,
         typer.Option(min=1, help="Partitions of Spark's batches; default: by the number of cores."),
@@ -71,7 +74,14 @@ def tracker(
     --standby it waits for its turn instead. More processes with --engine local share the work.
     """
     settings = TrackerConfig(takeover=not no_takeover, max_deliveries=max_deliveries)
-    _prepare(engine, checkpoint, is_refusing=standby and no_takeover)
+    of_spark = {
+        "--checkpoint": checkpoint,
+        "--trigger": trigger != _TRIGGER_S,
+        "--tasks": tasks,
+        "--master": on.master != MASTER,
+        "--conf": on.settings,
+    }
+    _prepare(engine, of_spark, is_refusing=standby and no_takeover)
     stopping = threading.Event()
     stop_on_signals(stopping.set)
     require_brokers(config)
@@ -95,15 +105,17 @@ def tracker(
         )
 
 
-def _prepare(engine: Engine, checkpoint: str, *, is_refusing: bool) -> None:
+def _prepare(engine: Engine, of_spark: Mapping[str, object], *, is_refusing: bool) -> None:
     if is_refusing:
         raise ConfigError("--standby takes over, --no-takeover refuses to: give one of them")
-    if engine is Engine.SPARK and not checkpoint:
+    if engine is Engine.SPARK and not of_spark["--checkpoint"]:
         raise ConfigError(
             "--checkpoint is missing: name a folder for Spark's state that all its workers reach, "
             f"or run without Spark: {TRACKER_HERE}"
         )
     if engine is Engine.LOCAL:
+        for name in filter(of_spark.get, of_spark):
+            raise ConfigError(f"{name} is of Spark, and --engine local runs without it")
         calm_allocator()
     else:
         from kafkamq.spark.session import check_packages

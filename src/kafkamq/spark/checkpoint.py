@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _FILE = re.compile(r"kafkamq(?:-(\d+))?\.json")
+_OF_NOTES = re.compile(rf"{_FILE.pattern}|state-\d+")
 _VERSION = 1
 _OF_SPARK = ("commits", "metadata", "offsets", "sources", "state")
 
@@ -161,10 +162,12 @@ class Checkpoint:
         self._files.create(draft, True).close()
         self._files.delete(draft, False)
 
-    def drop(self, note: CheckpointNote) -> None:
-        """Delete Spark's files of a note that another one has followed."""
-        for name in (note.folder,) if note.folder else _OF_SPARK:
-            self._files.delete(self._at(name), True)
+    def drop_earlier(self, note: CheckpointNote) -> None:
+        """Delete what a tracker's earlier notes have left, and those notes."""
+        own = (note.folder, _name(note.number))
+        for name in self._names("") if note.folder else ():
+            if name not in own and (name in _OF_SPARK or _OF_NOTES.fullmatch(name)):
+                self._files.delete(self._at(name), True)
 
     def last_batch(self, *, below: str = "", log: str = "offsets") -> int:
         """Number of the last batch that Spark has planned, or committed; -1: none."""

@@ -7,7 +7,7 @@ import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import wraps
-from typing import ParamSpec, TypeVar
+from typing import NoReturn, ParamSpec, TypeVar
 
 import kafkamq.errors as errors
 import kafkamq.transport.errors as client_errors
@@ -17,7 +17,7 @@ _Given = ParamSpec("_Given")
 _Started = TypeVar("_Started")
 
 _CALLING = re.compile(r"An error occurred while calling \S+\n: ")
-_OURS = re.compile(r"kafkamq\.(?:clients\.)?\w+\.(\w+): ([^\n]*)")
+_OURS = re.compile(r"kafkamq\.(?:\w+\.)+(\w+): ([^\n]*)")
 
 _ENDING_S = 1.0
 _NO_ROOM = (
@@ -42,6 +42,14 @@ def query_failure(error: BaseException) -> KafkaMQError:
             return kind(text)
     advice = _NO_ROOM if "No space left on device" in str(error) else ""
     return QueryFailedError(f"the Spark query ended: {first_line(error)}{advice}")
+
+
+def raise_ours(error: BaseException) -> NoReturn:
+    """Raise our error that one of Spark's carries, or else Spark's."""
+    ours = query_failure(error)
+    if isinstance(ours, QueryFailedError):
+        raise error
+    raise ours from error
 
 
 def first_line(error: BaseException) -> str:

@@ -17,7 +17,7 @@ error, never a jump, unless ``failOnDataLoss`` says otherwise (R23).
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, NoReturn
 from weakref import WeakKeyDictionary
 
 from pyspark.sql.datasource import (
@@ -78,6 +78,7 @@ def register_source(
     spark: SparkSession, config: ServiceConfig | None = None, *, name: str = FORMAT
 ) -> str:
     """Make ``format(name)`` known to a session; returns the name."""
+    _check(config)
     given, format_name = config, name
 
     class RegisteredSource(KafkaSource):
@@ -100,9 +101,18 @@ def register_source(
 _registered: WeakKeyDictionary[SparkSession, ServiceConfig] = WeakKeyDictionary()
 
 
-def registered_config(spark: SparkSession) -> ServiceConfig:
-    """Return what ``format("kafkamq")`` was registered with in this session."""
-    found = _registered.get(spark)
+def _check(config: object) -> None:
+    if config is not None and not isinstance(config, ServiceConfig):
+        raise ConfigError(
+            f"config is of type {type(config).__name__}: it must be a "
+            "ServiceConfig(bootstrap_servers=..., namespace=...)"
+        )
+
+
+def known_config(spark: SparkSession, config: ServiceConfig | None) -> ServiceConfig:
+    """Return what is given, or else what ``format("kafkamq")`` was registered with."""
+    _check(config)
+    found = config or _registered.get(spark)
     if found is None:
         raise ConfigError(
             "no cluster is known: call kafkamq.spark.register(spark, ServiceConfig(...)) first, "
@@ -134,6 +144,22 @@ class _PushingReader(_BatchReader):
         return filters
 
 
+class _Refused(DataSourceStreamReader):
+    """Raises at its first call; what ``streamReader`` raises is hidden by an error of PySpark's."""
+
+    def __init__(self, error: ConfigError) -> None:
+        self._error = error
+
+    def latestOffset(self, start: object, limit: object) -> NoReturn:  # noqa: N802
+        raise self._error
+
+    def getDefaultReadLimit(self) -> NoReturn:  # noqa: N802
+        raise self._error
+
+    def read(self, partition: InputPartition) -> NoReturn:
+        raise self._error
+
+
 class KafkaSource(DataSource):
     """The data source; ``register_source`` makes one with its cluster inside."""
 
@@ -154,6 +180,12 @@ class KafkaSource(DataSource):
         return self.batch_reader(self._checked(schema), schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
+        try:
+            return self._stream_reader(schema)
+        except ConfigError as error:
+            return _Refused(error)
+
+    def _stream_reader(self, schema: StructType) -> DataSourceStreamReader:
         self._refuse("a stream", "endingOffsets", "endingTimestamp", "minPartitions")
         options = self._checked(schema)
         if options.view == "in_flight":
@@ -206,9 +238,10 @@ class KafkaSource(DataSource):
 
 
 class Views:
-    def __init__(self, spark: SparkSession, config: ServiceConfig) -> None:
+    def __init__(self, spark: SparkSession, config: ServiceConfig | None = None) -> None:
         self._spark = spark
-        self._config = config
+        self._config = known_config(spark, config)
+        register_source(spark, self._config)
 
     def messages(self) -> DataFrame:
         """Every copy of every message in the queue topic.
@@ -249,14 +282,15 @@ class Views:
 
 
 def register_views(
-    spark: SparkSession, config: ServiceConfig, *, prefix: str = ""
+    spark: SparkSession, config: ServiceConfig | None = None, *, prefix: str = ""
 ) -> tuple[str, ...]:
     """Make the views known to a session as temporary views; returns their names.
 
-    ``prefix`` goes before each name, for several namespaces in one session.
+    ``config``: None: that which was registered. ``prefix`` goes before each name, for several
+    namespaces in one session.
 
     Raises:
-        ConfigError: The prefix cannot begin a view's name.
+        ConfigError: The prefix cannot begin a view's name, or no cluster is known.
     """
     if prefix and not prefix.isidentifier():
         raise ConfigError(

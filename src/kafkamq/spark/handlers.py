@@ -12,7 +12,6 @@ other: in threads, or for an ``async def`` as coroutines of one event loop per t
 from __future__ import annotations
 
 import asyncio
-import inspect
 import logging
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -24,6 +23,7 @@ from pyspark.sql.types import StructType
 
 from kafkamq.config import Options
 from kafkamq.errors import ConfigError
+from kafkamq.queue.handler import is_async_function
 from kafkamq.queue.wire.headers import cut_text
 from kafkamq.spark.queues.acks import MAX_DELAY_S
 from kafkamq.types import Ack, Nack, Reject
@@ -40,6 +40,8 @@ Handler: TypeAlias = "Callable[[StreamMessage], Verdict | Awaitable[Verdict]]"
 _NEEDED = ("ack_token", "value")
 _RESULTS = {"verdict": "string", "delay": "double", "reason": "string", "result": "binary"}
 _GIVEN = ("verdict", "reason")
+# Whatever a handler raises is a nack, as in a worker: a GeneratorExit is the loop's own.
+_RAISED = (Exception, asyncio.CancelledError, SystemExit, KeyboardInterrupt)
 _log = logging.getLogger(__name__)
 
 
@@ -87,7 +89,7 @@ def map_messages(
     taken = [each.name for each in columns if each.name in _RESULTS]
     if taken:
         raise ConfigError(f"column {taken[0]} is taken: map_messages adds it; rename yours")
-    is_async = inspect.iscoroutinefunction(handler)
+    is_async = is_async_function(handler)
     count = (256 if is_async else 1) if concurrency is None else concurrency
     Options.concurrency.check(count)
     schema = StructType(columns)
@@ -179,7 +181,7 @@ def _run_shard(handler: Handler, done: list[_Done], shard: _Shard) -> None:
     for index, message in shard:
         try:
             done[index] = _judge(cast("Verdict", handler(message)))
-        except Exception as error:  # noqa: BLE001, PERF203 - a handler may raise anything
+        except _RAISED as error:  # noqa: PERF203 - each message has its own
             done[index] = _failed(error, message)
 
 
@@ -195,7 +197,7 @@ async def _run_coroutines(
             for index, message in shard:
                 try:
                     done[index] = _judge(await cast("Awaitable[Verdict]", handler(message)))
-                except Exception as error:  # noqa: BLE001, PERF203 - a handler may raise anything
+                except _RAISED as error:  # noqa: PERF203 - each message has its own
                     done[index] = _failed(error, message)
 
     await asyncio.gather(*(work() for _ in range(min(count, len(messages)))))
@@ -219,7 +221,7 @@ def _judge(verdict: Verdict) -> _Done:
     )
 
 
-def _failed(error: Exception, message: StreamMessage) -> _Done:
+def _failed(error: BaseException, message: StreamMessage) -> _Done:
     _log.warning(
         "a handler failed; its message is nacked",
         exc_info=error,

@@ -154,6 +154,23 @@ def parse_source_options(
     )
 
 
+def queue_options(max_rows: int, arguments: Mapping[str, object]) -> dict[str, str]:
+    """Return what arguments of ``read_queue`` are as options; what is None is left out.
+
+    Raises:
+        ConfigError: Names the argument and its limits.
+    """
+    replace(_Own.max_rows_per_trigger, name="max_rows", default=1).check(max_rows)
+    given = {"acknowledge": "true", _spelled(_Own.max_rows_per_trigger): str(max_rows)}
+    for option in _OF_QUEUE:
+        value = arguments[option.name]
+        if value is not None:
+            known = option.convert(value)
+            text = str(known / 1000 if option.is_time else known)
+            given[_spelled(option)] = text.lower() if option.kind is bool else text
+    return given
+
+
 def parse_service(given: Mapping[str, str], service: ServiceConfig | None) -> ServiceConfig:
     """Cluster and namespace: what was registered, with the options above it."""
     kafka = {name[6:]: value for name, value in given.items() if name.startswith("kafka.")}

@@ -13,6 +13,7 @@ start and renew a batch, ``spark/queues/committing.py`` commits it.
 from __future__ import annotations
 
 import logging
+import re
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -27,19 +28,19 @@ from kafkamq.runtime.signals import python_interrupts
 from kafkamq.spark.batches import QUERY_ID, Batch
 from kafkamq.spark.checkpoint import Checkpoint, CheckpointNote
 from kafkamq.spark.failures import (
-    QueryFailedError,
     is_spark_gone,
     jvm_errors,
     opens_checkpoint,
-    query_failure,
+    raise_ours,
     spark_failure,
 )
-from kafkamq.spark.formats import FORMAT, register_source, registered_config
-from kafkamq.spark.options import QueueOptions
+from kafkamq.spark.formats import FORMAT, known_config, register_source
+from kafkamq.spark.options import QueueOptions, queue_options
 from kafkamq.spark.parallelism import FIRST_LOOK_S, NEXT_LOOK_S, check_spelling, cores
 from kafkamq.spark.payloads import BodySchema, with_body
 from kafkamq.spark.queues.acks import (
     ACK_COLUMNS,
+    MAX_NAMED,
     RESULT_SCHEMA,
     AckSettings,
     check_columns,
@@ -58,6 +59,7 @@ if TYPE_CHECKING:
 
 _STOP_S = 5.0
 _ROW_BY_ROW = ("Filter", "Generate", "Project", "SubqueryAlias", "View")
+_VERDICT = re.compile(r"\bverdict#")
 _log = logging.getLogger(__name__)
 
 EachBatch = Callable[["DataFrame", Batch], "DataFrame | None"]
@@ -101,26 +103,29 @@ def read_queue(
         options: More options of ``format("kafkamq")``, such as ``startingTimestamp``.
 
     Raises:
-        ConfigError: The queue's name cannot be one, or the schema.
+        ConfigError: An argument or an option is wrong, or no cluster is known.
         SchemaRegistryError: The registry does not say what the subject's schema is.
     """
+    from pyspark.errors import PySparkException
+
     join_key(queue_id)
     if config is not None:
         register_source(spark, config)
     stream = spark.readStream.format(FORMAT).option("view", "messages").option("queue", queue_id)
-    own = {
-        "acknowledge": "true",
-        "redeliveryTimeout": f"{redelivery_timeout:g}",
-        "maxDeliveries": str(max_deliveries),
-        "maxLease": f"{max_lease:g}",
-        "maxRowsPerTrigger": str(max_rows),
-        "batchMarkers": str(batch_markers).lower(),
+    arguments = {
+        "redelivery_timeout": redelivery_timeout,
+        "max_deliveries": max_deliveries,
+        "max_lease": max_lease,
+        "batch_markers": batch_markers,
+        "group": group,
     }
-    if group is not None:
-        own["group"] = group
+    own = queue_options(max_rows, arguments)
     if "maxoffsetspertrigger" in map(str.lower, options or ()):
         del own["maxRowsPerTrigger"]
-    rows = stream.options(**{**own, **(options or {})}).load()
+    try:
+        rows = stream.options(**{**own, **(options or {})}).load()
+    except PySparkException as error:
+        raise_ours(error)
     return rows if schema is None else with_body(rows, schema, malformed=malformed)
 
 
@@ -169,10 +174,7 @@ class AckQuery:
                 return False
         error = self._error
         if isinstance(error, PySparkException):
-            ours = query_failure(error)
-            if isinstance(ours, QueryFailedError):
-                raise error
-            raise ours from error
+            raise_ours(error)
         if isinstance(error, jvm_errors()):
             raise spark_failure(error) from error
         if error is not None:
@@ -249,19 +251,17 @@ def ack(
         QueryFailedError: Spark cannot open the checkpoint.
     """
     outputs: dict[str, object] = {"topic": topic, "table": table, "each_batch": each_batch}
-    _require(frame, checkpoint, slots, [name for name, value in outputs.items() if value])
-    if each_batch is None:
-        check_columns(frame.schema)
+    _require(frame, checkpoint, slots, outputs)
     start = partial(
         start_query, trigger_s=trigger_s, available_now=available_now, query_name=query_name
     )
     if getattr(frame.sparkSession, "_jvm", None) is None:
         outputs |= {"backoff": backoff, "slots": slots, "on_late": on_late}
         return AckQuery(start(_remote_writer(frame, config, checkpoint, outputs)), Acknowledged())
-    _require_one_source(frame)
+    _require_plan(frame, is_judged=each_batch is not None or "verdict" in frame.columns)
     if table:
         each_batch = partial(_insert, check_table(frame, table))
-    config = config or registered_config(frame.sparkSession)
+    config = known_config(frame.sparkSession, config)
     settings = AckSettings(config=config, backoff=backoff or Backoff())
     output, folder = None, Checkpoint(frame.sparkSession, checkpoint)
     if topic or (each_batch is None and _names_topics(frame)):
@@ -297,23 +297,37 @@ def _follows_from_messages(frame: DataFrame) -> bool:
     return is_source
 
 
-def _require(frame: DataFrame, checkpoint: str, slots: int | None, outputs: list[str]) -> None:
+def _require(
+    frame: DataFrame, checkpoint: str, slots: int | None, outputs: Mapping[str, object]
+) -> None:
     if not frame.isStreaming:
         raise ConfigError(
             "ack() is for a stream; inside of foreachBatch write verdicts with "
             'frame.write.format("kafkamq").option("mode", "ack").mode("append").save()'
         )
+    function = outputs["each_batch"]
+    if function is not None and not callable(function):
+        raise ConfigError(f"each_batch is {function!r}: it must be a function")
+    given = [name for name, value in outputs.items() if value]
+    if len(given) > 1:
+        raise ConfigError(f"{' and '.join(given)} exclude each other: output goes to one place")
     if not checkpoint:
         raise ConfigError("checkpoint is missing: name a folder that outlives the driver")
+    if function is None:
+        check_columns(frame.schema)
     if slots is not None and not 1 <= slots <= MAX_SLOTS:
         raise ConfigError(f"slots is {slots}: it must be from 1 to {MAX_SLOTS}")
-    if len(outputs) > 1:
-        raise ConfigError(f"{' and '.join(outputs)} exclude each other: output goes to one place")
 
 
-def _require_one_source(frame: DataFrame) -> None:
-    """Refuse a plan that reads a queue twice: the later of two sources fences the earlier."""
-    leaves: Any = frame._jdf.queryExecution().analyzed().collectLeaves()
+def _require_plan(frame: DataFrame, *, is_judged: bool) -> None:
+    """Refuse a plan that reads a queue twice, and one that drops verdicts.
+
+    The later of two sources of a queue fences the earlier.
+    """
+    plan: Any = frame._jdf.queryExecution().analyzed()
+    if not is_judged:
+        _require_no_verdict(plan)
+    leaves = plan.collectLeaves()
     sources: dict[str, Any] = {}
     for leaf in map(leaves.apply, range(leaves.size())):
         if leaf.nodeName() != "StreamingRelationV2":
@@ -325,6 +339,18 @@ def _require_one_source(frame: DataFrame) -> None:
                 f"the rows are of two sources of queue {queue_id!r}, as of a stream that is joined "
                 "with itself: take all columns from one read_queue(), or join in each_batch"
             )
+
+
+def _require_no_verdict(plan: Any) -> None:
+    """Refuse rows that had verdicts before: what was rejected would be acknowledged."""
+    if _VERDICT.search(plan.output().toString()):
+        raise ConfigError(
+            "the rows have no column verdict any more, which with_body(), map_messages() or you "
+            "gave them: keep verdict and reason, or select 'ack' AS verdict if all are to be acked"
+        )
+    children = plan.children()
+    for child in map(children.apply, range(children.size())):
+        _require_no_verdict(child)
 
 
 def _remote_writer(
@@ -480,7 +506,7 @@ class _Batches:
         places = [place for row in rows for place in row.places]
         _log.warning(
             "verdicts came after their leases' ends: these messages are delivered again",
-            extra={"count": late, "places": places},
+            extra={"count": late, "places": places[:MAX_NAMED]},
         )
         if self.on_late is not None:
             self.on_late(places)

@@ -14,6 +14,8 @@ import typer
 from kafkamq.cli.options import parse_pairs, reading, with_options
 from kafkamq.errors import ConfigError
 
+MASTER = "local[2]"
+
 Master = Annotated[
     str, typer.Option("--master", help="Spark master: local[2], spark://host:port, yarn, k8s://...")
 ]
@@ -42,7 +44,7 @@ class SparkChoice:
 
 
 def _choice(
-    *, master: Master = "local[2]", conf: Conf = None, properties_file: PropertiesFile = None
+    *, master: Master = MASTER, conf: Conf = None, properties_file: PropertiesFile = None
 ) -> SparkChoice:
     return SparkChoice(master, spark_settings(conf, properties_file))
 

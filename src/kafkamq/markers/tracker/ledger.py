@@ -12,7 +12,7 @@ import random
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -94,17 +94,29 @@ class Ledger:
         """Return whether transactions can start: opened, and not fenced or broken since."""
         return self._is_read and self.producer.is_ready
 
-    def open(self, *, timeout_s: float = 30.0) -> Position | None:
+    def open(self, *, timeout_s: float = 30.0, looks_first: bool = False) -> Position | None:
         """Fence the former owner (``init_transactions``), read the ledger, check the epoch.
 
         What an earlier owner had under way is committed or aborted for good when this returns, so
         that ``last`` and ``rows_done`` are the truth, also after a commit of unknown outcome.
 
+        Args:
+            timeout_s: Bound of each of the requests.
+            looks_first: Read the epoch before anybody is fenced, too: an earlier start that goes on
+                takes no transaction away from the later one.
+
         Raises:
             FencedError: The ledger holds a larger epoch, or another engine's equal one: stop.
             BrokerError, DeadlineExceededError: Not reached in time; may be repeated.
         """
+        if looks_first:
+            self._read(timeout_s, stable=False)
+            self._refuse_earlier()
         self.fence(timeout_s=timeout_s)
+        self._refuse_earlier()
+        return self.last
+
+    def _refuse_earlier(self) -> None:
         last = self.last
         if last is not None and self.is_anothers:
             # It stops without writing (R22).
@@ -115,7 +127,11 @@ class Ledger:
                 code="LATER_START",
                 is_fatal=True,
             )
-        return last
+
+    def _read(self, timeout_s: float, *, stable: bool = True) -> None:
+        if self._admin is None:
+            self._admin = Admin(self._config, timeout_s=timeout_s)
+        self.last = read_ledgers(self._admin, (self.key,), stable=stable).get(self.key)
 
     @property
     def is_anothers(self) -> bool:
@@ -131,11 +147,9 @@ class Ledger:
         # An old ``last`` would have rows written once more.
         self._is_read = False
         self.producer.init(timeout_s=timeout_s)
-        if self._admin is None:
-            self._admin = Admin(self._config, timeout_s=timeout_s)
         # Now, and not when the first commit waits for it.
         self._metadata()
-        self.last = read_ledgers(self._admin, (self.key,)).get(self.key)
+        self._read(timeout_s)
         self._is_read = True
         self.is_resting = False
 
@@ -429,6 +443,7 @@ def claim(
     engine: str,
     partitions: int,
     takeover: bool = True,
+    former: Collection[str] = (),
     begun: Claim | None = None,
     kept: tuple[OpenLedgers, Admin] | None = None,
 ) -> Claim:
@@ -440,6 +455,7 @@ def claim(
 
     Args:
         takeover: False: refuse where another engine's epoch is the latest.
+        former: Ids that this engine had before, which are no other engine's.
         begun: What an earlier call is filling, or has filled when it failed: this one goes on
             behind it, under the same epoch, unless another start came between. Nothing may have
             been planned under that epoch. None: begin.
@@ -447,7 +463,7 @@ def claim(
             they are closed.
 
     Raises:
-        ConfigError: ``takeover`` is False and another engine's epoch is the latest.
+        OtherEngineError: ``takeover`` is False and another engine's epoch is the latest.
         FencedError: A later start of some engine was found on the way.
         BrokerError, DeadlineExceededError: A partition could not be claimed in time.
     """
@@ -459,13 +475,13 @@ def claim(
         bounds = admin.log_bounds(config.marker_topic, range(partitions))
         if not takeover:
             # This goes before it fences anybody, and again where nobody can start meanwhile.
-            require_own(newest_start(admin, keys), engine)
+            require_own(newest_start(admin, keys), engine, *former)
 
         def choose(held: Position | None) -> int:
             """Of id 0, which is fenced and holds this: what starts now comes behind us."""
             newest = held if held is not None and held.epoch else newest_start(admin, keys)
             if not takeover:
-                require_own(newest, engine)
+                require_own(newest, engine, *former)
             return 1 if newest is None else newest.epoch + 1
 
         def take(key: LedgerKey) -> None:
@@ -529,14 +545,18 @@ def _claim_one(
             raise
 
 
-def require_own(newest: Position | None, engine: str) -> None:
+class OtherEngineError(ConfigError):
+    """Another engine's epoch is the latest, and ``takeover`` is False."""
+
+
+def require_own(newest: Position | None, *engines: str) -> None:
     """Refuse a start behind another engine's (``takeover`` is False).
 
     Raises:
-        ConfigError: Another engine's epoch is the latest.
+        OtherEngineError: Another engine's epoch is the latest.
     """
-    if newest is not None and newest.engine not in ("", engine):
-        raise ConfigError(
+    if newest is not None and newest.engine not in ("", *engines):
+        raise OtherEngineError(
             f"takeover is False: engine {newest.engine!r} (epoch {newest.epoch}) started last; "
             "stop it, and start with takeover, to move the namespace to this engine"
         )

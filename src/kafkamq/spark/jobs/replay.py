@@ -177,10 +177,10 @@ class _Writer:
         if last is None or not last.rows_done:
             return
         digest, _, places = last.source_hash.partition(" ")
-        if digest != self._wanted.digest:
+        if digest != self._wanted.digest or self._wanted.to_ms not in (None, last.batch):
             raise ConfigError(
-                f"--name {self._wanted.name}: another replay (other --where, --from or --into) has "
-                "this name; choose another one"
+                f"--name {self._wanted.name}: another replay (other --where, --from, --to or "
+                "--into) has this name; choose another one"
             )
         self._report.sent_before = last.rows_done
         self._report.to_ms = last.batch

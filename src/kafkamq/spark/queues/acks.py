@@ -17,6 +17,7 @@ from pyspark.sql.datasource import (
     DataSourceStreamArrowWriter,
     WriterCommitMessage,
 )
+from pyspark.sql.types import NullType, NumericType
 
 from kafkamq.config import Backoff, ServiceConfig
 from kafkamq.errors import ConfigError, StateError
@@ -44,7 +45,7 @@ ACK_COLUMNS: Mapping[str, str] = {
 """Columns that say what becomes of a row's message; ``ack_token`` must be there."""
 
 RESULT_SCHEMA = "ends BIGINT, written BIGINT, skipped BIGINT, late BIGINT, places ARRAY<STRING>"
-"""What a task reports: ENDs, rows written and passed over, late messages, some of their places."""
+"""What a task reports: ENDs, rows written and passed over, late messages and their places."""
 
 # Stands in place of a start_offset: the message has its verdict and was not STARTed again.
 ENDED = -1
@@ -56,7 +57,8 @@ _OF_BATCHES = "2"
 _PLANNED = 3
 _SHOWN = 40
 
-_MAX_NAMED = 100
+# Late messages in one line of the log.
+MAX_NAMED = 100
 _BY_TRACKER = (Outcome.REDELIVERED, Outcome.DEAD_LETTERED)
 _OUTCOMES = {"ack": Outcome.ACK, "nack": Outcome.NACK, "reject": Outcome.REJECT}
 MAX_DELAY_S = 366 * 86_400.0
@@ -202,12 +204,12 @@ def report(
     places = [f"{token.message_id.partition}/{token.message_id.offset}" for token in late]
     numbers = {"ends": ends, "written": written, "skipped": skipped, "late": len(late)}
     kinds = [*((name, pa.int64()) for name in numbers), ("places", pa.list_(pa.string()))]
-    row = {**numbers, "places": places[:_MAX_NAMED]}
+    row = {**numbers, "places": places}
     return pa.RecordBatch.from_pylist([row], schema=pa.schema(kinds))
 
 
 def check_columns(schema: StructType) -> None:
-    types = {field.name: field.dataType.simpleString().upper() for field in schema.fields}
+    types = {field.name: field.dataType for field in schema.fields}
     check_spelling(types, ACK_COLUMNS)
     if "ack_token" not in types:
         raise ConfigError(
@@ -215,8 +217,10 @@ def check_columns(schema: StructType) -> None:
             "read_queue() gives it; keep it through your transformations"
         )
     for name, kind in ACK_COLUMNS.items():
-        found = types.get(name, kind)
-        is_number = kind == "DOUBLE" and not found.startswith(("STRING", "BINARY", "STRUCT"))
+        if name not in types:
+            continue
+        found = types[name].simpleString().upper()
+        is_number = kind == "DOUBLE" and isinstance(types[name], (NumericType, NullType))
         if found != kind and not is_number:
             raise ConfigError(f"column {name} is {found}: it must be {kind}")
 
@@ -244,40 +248,63 @@ def _read_end(row: Mapping[str, Any]) -> End:
     return End(token, outcome, None if delay_s is None else round(float(delay_s) * 1000), reason)
 
 
-def find_late(log: MarkerLog, ends: Sequence[End], ended_ms: int = 0) -> list[AckToken]:
-    """Return those whose ENDs came too late (R9), judged as a tracker does: by folding the log.
+class LateEnds:
+    """Whose ENDs came too late (R9), judged as a tracker does: by folding the log.
 
-    ``ended_ms``: Broker time of ENDs that are in a transaction, where readers do not see them yet:
-    late is what by the log is not renewed up to then.
+    What was folded once is not read again, so that little is left for an open transaction.
     """
-    tokens = [end.token for end in ends if end.token.start_offset >= 0]
-    if not tokens:
-        return []
-    at_ms = min(token.start_ms + token.timeout_ms // 2 for token in tokens)
-    reached = log.reached(sorted({token.marker_partition for token in tokens}), at_ms)
-    late = {
-        token.place
-        for token in tokens
-        if token.marker_partition not in reached and token.start_ms + token.timeout_ms < ended_ms
-    }
-    oldest = first_starts(token for token in tokens if token.marker_partition in reached)
-    for partition, upto in log.ends(sorted(oldest)).items():
-        attempts = Attempts(RedeliveryTracker(oldest[partition], partition=partition))
-        known_ms = 0
-        for offset, timestamp_ms, log_ms, marker in log.read(partition, oldest[partition], upto):
-            known_ms = max(known_ms, log_ms)
-            attempts.apply(offset, timestamp_ms, log_ms, marker)
+
+    def __init__(self, log: MarkerLog, ends: Iterable[End]) -> None:
+        tokens = [end.token for end in ends if end.token.start_offset >= 0]
+        self._log = log
+        self._next = first_starts(tokens)
+        self._half_ms = min((each.start_ms + each.timeout_ms // 2 for each in tokens), default=0)
+        self._folded: dict[int, Attempts] = {}
+        self._known_ms = dict.fromkeys(self._next, 0)
+        self._late: set[tuple[int, int]] = set()
+
+    def fold(self, ended_ms: int = 0) -> None:
+        """Read up to the logs' ends, where half of a lease is over by the log or ``ended_ms``."""
+        unread = sorted(self._next.keys() - self._folded.keys())
+        if unread and ended_ms < self._half_ms:
+            unread = sorted(self._log.reached(unread, self._half_ms))
+        for partition in unread:
+            tracker = RedeliveryTracker(self._next[partition], partition=partition)
+            self._folded[partition] = Attempts(tracker)
+        self._read_on()
+
+    def find(self, ends: Sequence[End], ended_ms: int = 0) -> list[AckToken] | None:
+        """Return those of ``ends`` that came too late; None: ``fold`` must tell of ``ended_ms``.
+
+        ``ended_ms``: Broker time of ENDs that are in a transaction, where readers do not see them
+        yet: late is what by the log is not renewed up to then.
+        """
+        if ended_ms >= self._half_ms and self._next.keys() != self._folded.keys():
+            return None
+        if ended_ms:
+            self._read_on()
+        late = set(self._late)
+        for partition, attempts in self._folded.items():
+            passed_ms = max(0, ended_ms - self._known_ms[partition])
+            for each in attempts.open():
+                # Their ENDs are late, though a transaction's are not to be read yet.
+                if each.attempt.outcome is None and (
+                    each.state == "due" or each.remaining_ms < passed_ms
+                ):
+                    late.add((each.attempt.message_id.partition, each.attempt.message_id.offset))
+        return [end.token for end in ends if end.token.place in late]
+
+    def _read_on(self) -> None:
+        for partition, upto in self._log.ends(sorted(self._folded)).items():
+            attempts, start = self._folded[partition], self._next[partition]
+            # After a change of leaders a log ends earlier for a while.
+            self._next[partition] = max(start, upto)
+            for offset, timestamp_ms, log_ms, marker in self._log.read(partition, start, upto):
+                self._known_ms[partition] = max(self._known_ms[partition], log_ms)
+                attempts.apply(offset, timestamp_ms, log_ms, marker)
             for ended in attempts.take_ended():
                 if ended.is_late or ended.outcome in _BY_TRACKER:
-                    late.add((ended.message_id.partition, ended.message_id.offset))
-        passed_ms = max(0, ended_ms - known_ms)
-        for each in attempts.open():
-            # Their ENDs are late, though a transaction's are not to be read yet.
-            if each.attempt.outcome is None and (
-                each.state == "due" or each.remaining_ms < passed_ms
-            ):
-                late.add((each.attempt.message_id.partition, each.attempt.message_id.offset))
-    return [end.token for end in ends if end.token.place in late]
+                    self._late.add((ended.message_id.partition, ended.message_id.offset))
 
 
 def first_starts(tokens: Iterable[AckToken]) -> dict[int, int]:
@@ -313,7 +340,9 @@ def write_ends(
     ends = read_verdicts(rows)
     log = marker_log(settings.config)
     log.write(end_records(ends, settings, log))
-    yield report(len(ends), find_late(log, ends))
+    late_ends = LateEnds(log, ends)
+    late_ends.fold()
+    yield report(len(ends), late_ends.find(ends) or ())
 
 
 @dataclass
@@ -331,7 +360,7 @@ class _EndWriter:
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         (done,) = next(write_ends(iterator, self._settings)).to_pylist()
-        return _Ended(done["late"], done["places"])
+        return _Ended(done["late"], done["places"][:MAX_NAMED])
 
     def commit(
         self,

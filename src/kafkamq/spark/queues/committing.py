@@ -7,7 +7,8 @@ batch the ledger holds with these messages is not written again, but its ENDs ar
 may have STARTed the messages again.
 
 Whether a lease ended before its END was in the log follows from the brokers' times of the ENDs,
-when they are written and not committed (R9); then all is aborted, and made again without it.
+when they are written and not committed (R9); then all is aborted, and made again without it. The
+log is folded for that before the transaction begins, and only what came since is read inside.
 
 The rows of a repeated batch may be others than before. Then the log tells, message by message: one
 with a verdict had it in the transaction that the ledger speaks of, and its output; one without was
@@ -21,6 +22,8 @@ in the partitions that it has written.
 from __future__ import annotations
 
 import logging
+import math
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -41,9 +44,9 @@ from kafkamq.spark.queues.acks import (
     AckSettings,
     AckToken,
     End,
+    LateEnds,
     decode_token,
     end_records,
-    find_late,
     first_starts,
     read_verdicts,
     report,
@@ -53,6 +56,7 @@ from kafkamq.spark.sink.rows import SINK_COLUMNS
 from kafkamq.transport.errors import KafkaError, OutcomeUnknownError, TransactionAbortedError
 from kafkamq.transport.log_reader import log_reader
 from kafkamq.transport.record import Record
+from kafkamq.transport.settings import transactional_settings
 from kafkamq.transport.transactions import NewRecord
 from kafkamq.types import MarkerType, Outcome, expand
 
@@ -159,29 +163,42 @@ def _transact(
     # have been fenced by the worker that had the slot in between.
     key = _key(config, settings.engine, number)
     ledger = Ledger(config, key, engine=settings.engine, epoch=settings.epoch, reports=True)
+    late_ends, late, ended_ms, begun_s = LateEnds(log, ends), set[AckToken](), 0, math.inf
     try:
-        last = ledger.open()
-        late: set[AckToken] = set()
+        before = _before(ledger.open(looks_first=True), ends, settings, batch, number)
         while True:
             timely = [end for end in ends if end.token not in late]
-            before = _before(last, timely, settings, batch, number)
             # An ack of what was nacked would be one without its output, which is not written again.
             left = [end for end in timely if before(end.token) != NACKED]
             own = [each for each in records if each[0] not in late]
             output = [record for token, record in own if before(token) == _OPEN]
+            late_ends.fold(ended_ms)
+            begun_s = time.monotonic()
             ledger.begin()
             ended_ms = _write(ledger, output, end_records(left, settings, log), config)
-            found = find_late(log, left, ended_ms)
-            if not found:
+            found = late_ends.find(left, ended_ms)
+            if found is not None and not found:
                 break
-            late.update(found)
+            late.update(found or ())
             ledger.abort()
+            if not ledger.is_open:
+                raise TransactionAbortedError("its abort had no answer", is_retriable=True)
         ledger.commit(
             batch + 1,
             batch=batch,
             rows_done=len(records),
-            source_hash=" ".join((_digest(timely), *_plans(timely))),
+            source_hash=" ".join((f"{len(timely)}:{_digest(ends)}", *_plans(ends))),
         )
+    except (FencedError, TransactionAbortedError) as error:
+        open_s = time.monotonic() - begun_s
+        limit = transactional_settings(config, transactional_id="")["transaction.timeout.ms"]
+        if is_later_start(error) or open_s * 1000 < int(str(limit)):
+            raise
+        raise TransactionAbortedError(
+            f"slot {number}: Kafka ended its transaction, open for {open_s:.0f} s and so longer "
+            f"than transaction.timeout.ms ({limit}); take fewer rows in a batch, or more slots",
+            is_retriable=True,
+        ) from error
     finally:
         ledger.close()
     return report(len(timely), list(late), len(output), len(own) - len(output))
@@ -218,14 +235,16 @@ def _before(
     if last is None or last.batch < batch:
         # Or Kafka has forgotten it, and the log has not.
         return lambda token: token.start_offset if token.start_offset < 0 and token.plan else _OPEN
-    digest, *plans = last.source_hash.split(" ")
-    is_whole = last.batch == batch and digest == _digest(ends)
-    is_same = last.batch == batch and not set(plans).isdisjoint(_plans(ends))
-    if not is_whole and (not is_same or last.epoch == settings.epoch):
+    ours, (digest, *plans) = _digest(ends), last.source_hash.split(" ")
+    is_same = last.batch == batch and digest.partition(":")[2] == ours
+    # What was late has neither END nor output.
+    is_whole = is_same and digest.startswith(f"{len(ends)}:")
+    is_planned = last.batch == batch and not set(plans).isdisjoint(_plans(ends))
+    if not is_whole and (not is_planned or (last.epoch == settings.epoch and not is_same)):
         raise StateError(
             "checkpoint older than its ledger, or rows that changed while the query ran: slot "
             f"{number} of {last.engine} has written batch {last.batch} ({last.source_hash}), the "
-            f"query is at batch {batch} ({_digest(ends)}); start the query again, and if that "
+            f"query is at batch {batch} ({len(ends)}:{ours}); start the query again, and if that "
             "repeats restore the newest checkpoint, or start with an empty one"
         )
     since = _verdicts_since(ends, settings.config)
@@ -274,7 +293,7 @@ def _digest(ends: Sequence[End]) -> str:
     places = " ".join(
         f"{partition}/{offset}" for partition, offset in sorted(end.token.place for end in ends)
     )
-    return f"{len(ends)}:{blake2b(places.encode(), digest_size=8).hexdigest()}"
+    return blake2b(places.encode(), digest_size=8).hexdigest()
 
 
 def _records(

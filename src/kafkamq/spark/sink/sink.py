@@ -144,9 +144,9 @@ def start_query(
         if trigger_s is not None:
             raise ConfigError("trigger_s and available_now exclude each other: give one of them")
         return writer.trigger(availableNow=True).start()
-    every_s = 1.0 if trigger_s is None else trigger_s
-    if not 0 <= every_s < math.inf:
-        raise ConfigError(f"trigger_s is {trigger_s}: it must be seconds, from 0")
+    every_s: object = 1.0 if trigger_s is None else trigger_s
+    if not isinstance(every_s, (int, float)) or not 0 <= every_s < math.inf:
+        raise ConfigError(f"trigger_s is {trigger_s!r}: it must be seconds, from 0")
     return writer.trigger(processingTime=f"{round(every_s * 1000)} milliseconds").start()
 
 

@@ -17,7 +17,7 @@ import logging
 import threading
 import time
 from collections.abc import Mapping
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -34,7 +34,14 @@ from kafkamq.errors import (
     WireError,
 )
 from kafkamq.markers.rules.hold import NEVER
-from kafkamq.markers.tracker.ledger import Claim, LedgerKey, claim, is_later_start, read_ledgers
+from kafkamq.markers.tracker.ledger import (
+    Claim,
+    LedgerKey,
+    OtherEngineError,
+    claim,
+    is_later_start,
+    read_ledgers,
+)
 from kafkamq.markers.tracker.metrics import TrackerMetrics
 from kafkamq.markers.tracker.records import Ticker
 from kafkamq.markers.tracker.succession import SIGN_MS, Succession
@@ -71,6 +78,10 @@ _MAX_PAUSE_S = 30.0
 _TOPOLOGY_S = 10.0
 # What no restart mends, or where a restart would do harm.
 _FINAL = (ConfigError, DataLossError, WireError, SparkGoneError, StateError)
+
+
+class StoppedError(StateError):
+    """A tracker was stopped before it had started."""
 
 
 def _query_label(name: str) -> str:
@@ -158,6 +169,7 @@ class SparkTracker:
             folds again from the positions in Kafka.
         spark: A session to run in; None: one of its own.
         settings: Spark properties for its own session.
+        stop: Ends it, and a start that has not claimed yet.
     """
 
     _is_passive = False
@@ -174,6 +186,7 @@ class SparkTracker:
         tasks: int | None = None,
         spark: SparkSession | None = None,
         settings: Mapping[str, str] | None = None,
+        stop: threading.Event | None = None,
     ) -> None:
         if not checkpoint:
             raise ConfigError("checkpoint is empty: name a folder for Spark's state")
@@ -197,8 +210,10 @@ class SparkTracker:
         self._run: Run | None = None
         self._partitions = 0
         self._claimed = Claim()
+        # A checkpoint that is lost takes the engine's id along.
+        self._former: set[str] = set()
         self._settling: RowSettling | None = None
-        self._stopping = threading.Event()
+        self._stopping = stop or threading.Event()
         self._thread = threading.Thread(target=self._mind, name="kafkamq-tracker", daemon=True)
         self._error: BaseException | None = None
         self._metrics: TrackerMetrics | None = None
@@ -213,7 +228,8 @@ class SparkTracker:
 
         Raises:
             ConfigError: Topics, checkpoint or environment cannot work (R23).
-            StateError: The checkpoint is older than its ledger; FencedError: a later start exists.
+            StateError: The checkpoint is older than its ledger, or ``stop`` is set; FencedError: a
+                later start exists.
             QueryFailedError: Spark cannot read the checkpoint, or write there.
             BrokerError, DeadlineExceededError: The brokers do not answer.
         """
@@ -274,6 +290,7 @@ class SparkTracker:
             self._stages.done("ticks")
             # The next start has an epoch of its own.
             self._claimed = Claim()
+            self._require_wanted()
             query = start_query(spark, plan, settling.run)
             self._stages.done("query")
         except BaseException:
@@ -307,13 +324,16 @@ class SparkTracker:
             require_unbroken(config, info.partitions)
         note.require_newest({} if is_moving else known, folder.last_batch(below=note.folder))
         folder.require_writable()
+        self._require_wanted()
         self._succession.take_over(note.engine)
         settling = self._settles(note.engine)
+        self._former.add(note.engine)
         self._claimed = claimed = claim(
             config,
             engine=note.engine,
             partitions=info.partitions,
             takeover=takeover,
+            former=self._former,
             begun=self._claimed,
             kept=settling.kept,
         )
@@ -322,15 +342,19 @@ class SparkTracker:
             starting = self._first_offsets(claimed, is_lost=True)
             note = folder.write(replace(note, starting=starting))
         elif is_moving:
-            old, starting = note, self._first_offsets(claimed, is_lost=False)
+            starting = self._first_offsets(claimed, is_lost=False)
             note = folder.write(note.moved(wanted, starting))
             # The batch of a position is one of the old folder.
             for number, position in claimed.positions.items():
                 claimed.positions[number] = replace(position, batch=0)
-            folder.drop(old)
         else:
             note.require_newest(claimed.positions, folder.last_batch(below=note.folder))
+        folder.drop_earlier(note)
         return self._query_plan(note, claimed.epoch, info)
+
+    def _require_wanted(self) -> None:
+        if self._stopping.is_set():
+            raise StoppedError("the tracker was stopped before it had started")
 
     def _look(
         self, folder: Checkpoint
@@ -456,13 +480,14 @@ class SparkTracker:
         try:
             self._launch(takeover=False)
             return True
+        except StoppedError:
+            return False
+        except OtherEngineError as error:
+            why = f"another engine took over: {error}"
+            failed: KafkaMQError = FencedError(why, code="LATER_START", is_fatal=True)
+            failed.__cause__ = error
         except KafkaMQError as error:
             failed = error
-        if isinstance(failed, ConfigError) and not self._is_passive:
-            # Another engine's epoch is the latest, and this start takes nothing over.
-            why, cause = f"another engine took over: {failed}", failed
-            failed = FencedError(why, code="LATER_START", is_fatal=True)
-            failed.__cause__ = cause
         if self._is_final(failed):
             raise failed
         _log.warning("not started yet: %s", failed)
@@ -585,7 +610,7 @@ class StandbyTracker(SparkTracker):
             note = folder.write(replace(note, starting=starting))
         else:
             note = folder.write(old.moved(wanted, starting))
-            folder.drop(old)
+            folder.drop_earlier(note)
         self._settles(note.engine)
         return self._query_plan(note, 0, info)
 
@@ -684,8 +709,7 @@ def run_spark_tracker(
     Raises:
         KafkaMQError: Why it could not start, or ended.
     """
-    stop = stop or threading.Event()
     kind = StandbyTracker if standby else SparkTracker
-    with kind(config, tracker, **others) as running:
-        while not stop.is_set() and not running.wait(0.2):
+    with suppress(StoppedError), kind(config, tracker, stop=stop, **others) as running:
+        while not running.wait(0.2):
             pass
