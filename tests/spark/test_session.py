@@ -186,6 +186,7 @@ def test_a_local_session_shuffles_into_few_tasks_unless_settings_say_otherwise(
     found = [line for line in arguments.splitlines() if "spark.sql.shuffle.partitions" in line]
     assert found == ([f"spark.sql.shuffle.partitions={tasks}"] if tasks else [])
     is_local = "spark.master" not in settings
+    assert ("spark.databricks.delta.snapshotPartitions=2" in arguments) == is_local
     assert ("spark.driver.bindAddress=127.0.0.1" in arguments) == is_local
 
 

@@ -52,6 +52,9 @@ _JAVA_OPTIONS = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1 -XX:MetaspaceSize=256m
 # The state's change logs carry checksums of their own.
 _LOCAL_FILES = "org.apache.hadoop.fs.local.RawLocalFs"
 SHUFFLE = "spark.sql.shuffle.partitions"
+# Spark makes 200 tasks of a shuffle, and Delta 50 of a table's log, twice for each batch: on one
+# machine these take longer than all the rest of a small batch.
+_FEW_TASKS = {SHUFFLE: "8", "spark.databricks.delta.snapshotPartitions": "2"}
 _MASTER = re.compile(
     r"local(\[(\d+|\*)(,\s*\d+)?\])?|local-cluster\[.*\]|spark://\S+:\d+|yarn|k8s://.+"
 )
@@ -127,8 +130,7 @@ def build_session(
         os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
         every = {"spark.app.name": app_name, "spark.master": master, **ours}
         if master.startswith("local") and not has_session():
-            # Spark makes 200, each for some rows, and each has a cost of its own.
-            every = {SHUFFLE: "8", **every}
+            every = {**_FEW_TASKS, **every}
         _start_jvm(every, given)
         with keeping_interrupts():
             spark = SparkSession.builder.config(map=dict(every)).getOrCreate()
