@@ -132,8 +132,8 @@ def _commit(
 ) -> pa.RecordBatch:
     """Get the rows of one slot, once; tried again where the ledger tells what happened.
 
-    A driver that stood still and goes on takes the slot's producer away before it reads in the
-    ledger that it is the earlier one; so who was fenced looks whether it is the later one.
+    A task of the same run that was thought dead takes the slot's producer away, and so does an
+    earlier driver before a later one has written here; who was fenced looks who is the later one.
     """
     ends = read_verdicts(rows)
     records = _records(rows, ends, settings)
