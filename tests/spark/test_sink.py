@@ -205,7 +205,10 @@ def test_slots_change_when_no_batch_is_left_to_be_repeated(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     produce(config.bootstrap_servers, f"{config.namespace}.in", 40)
-    run(source(spark, config).select("key", "value"), config, checkpoint, slots=3)
+    rows = source(spark, config).select("key", "value")
+    with pytest.raises(ConfigError, match="slots is 5000"):
+        run(rows, config, checkpoint, slots=5000)  # and does not keep the number
+    run(rows, config, checkpoint, slots=3)
     Path(checkpoint, "commits", "0").unlink()  # as if the driver had been killed
     with pytest.raises(ConfigError, match="was made with 3, and its last batch"):
         run(source(spark, config).select("key", "value"), config, checkpoint, slots=2)

@@ -156,7 +156,7 @@ class AckQuery:
         """Wait in Spark, where a signal could not be handled."""
         try:
             self.query.awaitTermination()
-        except Exception as error:  # noqa: BLE001 - for whoever waits
+        except Exception as error:  # noqa: BLE001 - wait() raises it
             self._error = error
         self._ended.set()
 

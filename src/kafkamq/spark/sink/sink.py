@@ -60,8 +60,7 @@ def by_slot(frame: DataFrame, slots: int) -> DataFrame:
     """
     from pyspark.sql import functions as fn
 
-    if not 1 <= slots <= MAX_SLOTS:
-        raise ConfigError(f"slots is {slots}: it must be from 1 to {MAX_SLOTS}")
+    _require_slots(slots)
     are_messages = "payload" in frame.columns
     check_columns(dict(frame.dtypes), are_messages=are_messages)
     kinds = MESSAGE_COLUMNS if are_messages else SINK_COLUMNS
@@ -116,6 +115,8 @@ def write_stream(
         raise ConfigError(
             "topic is missing: name one, or give the rows a column `topic`; or name a queue"
         )
+    if slots is not None:
+        _require_slots(slots)
     note = _note(spark, config, checkpoint, slots, queue, topic)
     name = f"kafkamq_{note.engine.replace('-', '_')}"
     register_source(spark, config, name=name)
@@ -132,6 +133,11 @@ def write_stream(
         return start_query(
             writer, trigger_s=trigger_s, available_now=available_now, query_name=query_name
         )
+
+
+def _require_slots(slots: int) -> None:
+    if not 1 <= slots <= MAX_SLOTS:
+        raise ConfigError(f"slots is {slots}: it must be from 1 to {MAX_SLOTS}")
 
 
 def start_query(
