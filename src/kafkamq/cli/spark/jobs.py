@@ -69,9 +69,9 @@ def _bounds(since: str, until: str) -> tuple[int | None, int | None]:
 
 @contextmanager
 def view_tables(
-    config: ServiceConfig, name: str, on: SparkChoice, *, has_tables: bool = True
+    config: ServiceConfig, name: str, on: SparkChoice, *, topic: str = "", has_tables: bool = True
 ) -> Iterator[SparkSession]:
-    """``view_session`` for a command, which says that Spark starts.
+    """``view_session`` for a command that needs a topic, else the markers; says that Spark starts.
 
     Ctrl-C interrupts the block: Spark's own handler asks the JVM in the middle of another question.
     """
@@ -82,7 +82,7 @@ def view_tables(
 
     require_brokers(config)
     with Admin(config) as admin:
-        admin.topic_id(config.marker_topic)
+        admin.topic_id(topic or config.marker_topic)
     with ExitStack() as stack:
         with output.working("Starting Spark"):
             opened = view_session(
