@@ -67,6 +67,13 @@ def _bounds(since: str, until: str) -> tuple[int | None, int | None]:
     return begin, end
 
 
+def require_namespace(config: ServiceConfig) -> None:
+    """Refuse brokers that do not answer and a namespace without topics, before Spark starts."""
+    require_brokers(config)
+    with Admin(config) as admin:
+        admin.topic_id(config.marker_topic)
+
+
 @contextmanager
 def view_tables(
     config: ServiceConfig, name: str, on: SparkChoice, *, has_tables: bool = True
@@ -80,9 +87,7 @@ def view_tables(
     check_packages()
     from kafkamq.spark.jobs.sql import view_session
 
-    require_brokers(config)
-    with Admin(config) as admin:
-        admin.topic_id(config.marker_topic)
+    require_namespace(config)
     with ExitStack() as stack:
         with output.working("Starting Spark"):
             opened = view_session(
@@ -120,7 +125,7 @@ def sql(
         if statement:
             _answer(tables, statement, limit, as_json=as_json)
             return
-        failed = _converse(tables, limit, as_json=as_json, cancel=spark.sparkContext.cancelAllJobs)
+        failed = _converse(tables, limit, as_json=as_json, cancel=lambda: spark.sparkContext.cancelAllJobs())
     if failed:
         raise typer.Exit(EXIT_FAILED)
 
