@@ -61,7 +61,7 @@ def answered(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     @contextmanager
     def view_tables(*_: object, **__: object) -> Iterator[object]:
         found.append("opened")
-        yield None
+        yield SimpleNamespace(sparkContext=SimpleNamespace(cancelAllJobs=None))
 
     def answer(tables: object, statement: str, limit: int, *, as_json: bool) -> None:
         found.append(statement)

@@ -125,7 +125,7 @@ def sql(
         if statement:
             _answer(tables, statement, limit, as_json=as_json)
             return
-        failed = _converse(tables, limit, as_json=as_json, cancel=lambda: spark.sparkContext.cancelAllJobs())
+        failed = _converse(tables, limit, as_json=as_json, cancel=spark.sparkContext.cancelAllJobs)
     if failed:
         raise typer.Exit(EXIT_FAILED)
 
