@@ -12,8 +12,8 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
-from confluent_kafka import Consumer, TopicPartition
-from confluent_kafka.admin import AdminClient
+from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, NewPartitions  # type: ignore[attr-defined]
 from pyspark import cloudpickle
 from pyspark.sql.streaming.datasource import ReadMaxRows
 from tests.integration.queue_logs import delete_group
@@ -41,7 +41,7 @@ from kafkamq.spark.queues import leasing
 from kafkamq.spark.queues.leasing import QueueReader
 from kafkamq.spark.source import streaming
 from kafkamq.transport.admin import Admin
-from kafkamq.transport.log_reader import LogReader
+from kafkamq.transport.log_reader import LogReader, log_reader
 
 pytestmark = pytest.mark.spark
 
@@ -184,6 +184,63 @@ def test_a_batch_0_without_messages_is_not_repeated_with_those_before_it(
     assert starts(logs) == {}
     _, tasks = plan(again, empty)
     assert offsets(rows(again, tasks)) == [4]
+
+
+def test_a_batch_whose_end_does_not_say_where_it_began_is_handed_out(
+    logs: Logs, queries: list[QueueReader]
+) -> None:
+    """A checkpoint from before that was written down: nothing is behind the position unseen."""
+    logs.send(3, key=b"emails")
+    first = start(logs, queries)
+    begin = first.initialOffset()
+    planned = first.latestOffset(begin, ReadMaxRows(100))
+    old = {name: values for name, values in planned.items() if name != ":from"}
+    again = start(logs, queries)
+    found = rows(again, tasks_of(again, begin, old))
+    assert offsets(found) == [0, 1, 2]
+    end(logs, found)
+    assert again.latestOffset(old, ReadMaxRows(100)) == old
+    assert position(logs) == 3
+
+
+@pytest.mark.parametrize("comes", ["between two batches", "before its STARTs are in the log"])
+def test_a_query_ends_where_workers_came_and_went(
+    logs: Logs, queries: list[QueueReader], comes: str
+) -> None:
+    """What they acked was handed out again, and the position set back."""
+    logs.send(3, key=b"emails")
+    query = start(logs, queries)
+    planned, tasks = plan(query)
+    end(logs, rows(query, tasks))
+    assert query.latestOffset(planned, ReadMaxRows(100)) == planned
+    logs.send(6, key=b"emails")
+    text = r"^workers went on with queue 'emails'.* stands at 8, Spark left it at 3"
+    if comes == "between two batches":
+        worked_to(logs, 8)
+        with pytest.raises(StateError, match=text):
+            query.latestOffset(planned, ReadMaxRows(2))
+    else:
+        after = query.latestOffset(planned, ReadMaxRows(2))
+        worked_to(logs, 8)
+        with pytest.raises(StateError, match=text):
+            query.partitions(planned, after)
+    assert position(logs) == 8
+    again = start(logs, queries)
+    _, tasks = plan(again, planned)
+    assert offsets(rows(again, tasks)) == [8], "what they left"
+
+
+def test_a_query_passes_others_messages_only_where_no_worker_was(
+    logs: Logs, queries: list[QueueReader], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(leasing, "PASS_S", 0.0)
+    query = start(logs, queries)
+    begin = query.initialOffset()
+    logs.send(4, key=b"others")
+    worked_to(logs, 3)
+    with pytest.raises(StateError, match=r"^workers went on with queue 'emails'"):
+        query.latestOffset(begin, ReadMaxRows(100))
+    assert position(logs) == 3
 
 
 @pytest.mark.parametrize("joins", ["before the plan", "before the STARTs are in the log"])
@@ -365,3 +422,32 @@ def test_a_partition_that_a_broker_knew_nothing_of_begins_where_the_queue_stands
     planned, tasks = plan(second, begin)
     assert offsets(rows(second, tasks)) == [3]
     assert planned[logs.config.message_topic] == {"0": 3, "1": 4}
+
+
+def test_a_partition_that_is_added_to_a_known_queue_begins_at_its_beginning(
+    logs: Logs, queries: list[QueueReader]
+) -> None:
+    """Where batch 0 is repeated Spark asks again where the queue begins, and it is not new then."""
+    options = parse_source_options({**OPTIONS, "startingOffsets": "latest"}, logs.config)
+    topic = logs.config.message_topic
+    logs.send(1, key=b"emails")
+    first = QueueReader(options, SCHEMA)
+    queries.append(first)
+    begin = first.initialOffset()
+    logs.send(2, key=b"emails")
+    planned = first.latestOffset(begin, ReadMaxRows(100))
+    first.stop()
+    admin = AdminClient({"bootstrap.servers": logs.bootstrap})
+    admin.create_partitions([NewPartitions(topic, 2)])[topic].result(within(30))
+    wait_until(lambda: log_reader(logs.config).partition_count(topic) == 2)
+    producer = Producer({"bootstrap.servers": logs.bootstrap})
+    for _ in range(3):
+        producer.produce(topic, b"x", key=b"emails", partition=1)
+    assert producer.flush(within(30)) == 0
+    again = QueueReader(options, SCHEMA)
+    queries.append(again)
+    begin = again.initialOffset()
+    assert begin[topic] == {"0": 1, "1": 0}
+    assert offsets(rows(again, tasks_of(again, begin, planned))) == [1, 2]
+    _, tasks = plan(again, planned)
+    assert offsets(rows(again, tasks)) == [0, 1, 2]

@@ -20,12 +20,13 @@ from tests.integration.tracker_logs import Logs, read_topic
 from tests.spark.test_queue_reader import OPTIONS, SCHEMA, plan, rows, tasks_of
 from tests.waiting import deadline_after, wait_until, within
 
-from kafkamq.errors import FencedError
+from kafkamq.errors import FencedError, StateError
 from kafkamq.markers.tracker.ledger import Ledger, LedgerKey
+from kafkamq.spark.checkpoint import CheckpointNote
 from kafkamq.spark.marker_log import MarkerLog, marker_log
 from kafkamq.spark.options import parse_source_options
 from kafkamq.spark.queues.acks import ENDED, AckToken, LateEnds, read_verdicts
-from kafkamq.spark.queues.committing import CommitSettings, commit_slots
+from kafkamq.spark.queues.committing import CommitSettings, commit_slots, next_epoch
 from kafkamq.spark.queues.leasing import QueueReader
 from kafkamq.types import MarkerType, MessageId, Outcome
 
@@ -178,6 +179,61 @@ def test_a_driver_that_goes_on_after_a_pause_lets_a_later_one_alone(
     monkeypatch.setattr(Ledger, "commit", disturbed)
     assert batch.commit(again, {0: "ack", 1: "ack", 2: "ack"}, epoch=3) == (2, 1)
     assert commits == 1
+
+
+@pytest.mark.parametrize("when", ["it is in the middle", "the later one is"])
+def test_an_earlier_driver_commits_nothing_behind_a_later_start(
+    batch: Batch, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    """Also before the later one has written in the slot, whose first batch it does not end."""
+    config, first = batch.logs.config, batch.handed_out()
+    note = CheckpointNote(topic=config.ledger_topic, tasks=1, engine="undead")
+    earlier, commit = next_epoch(config, note), Ledger.commit
+    every = {0: "ack", 1: "ack", 2: "ack"}
+    if when == "it is in the middle":
+        epochs = []
+
+        def disturbed(ledger: Ledger, *arguments: Any, **options: Any) -> object:
+            monkeypatch.setattr(Ledger, "commit", commit)
+            epochs.append(next_epoch(config, note))
+            return commit(ledger, *arguments, **options)
+
+        monkeypatch.setattr(Ledger, "commit", disturbed)
+        with pytest.raises(FencedError, match="started later"):
+            batch.commit(first, {0: "ack"}, epoch=earlier)
+        (later,) = epochs
+        again = batch.handed_out(again=True)
+    else:
+        later, again = next_epoch(config, note), batch.handed_out(again=True)
+        key = LedgerKey(f"kafkamq.{config.ledger_topic}.undead.0", config.ledger_topic, 0)
+
+        def disturbed(ledger: Ledger, *arguments: Any, **options: Any) -> object:
+            monkeypatch.setattr(Ledger, "commit", commit)
+            with pytest.raises(FencedError, match="started later"):
+                batch.commit(first, {0: "ack"}, epoch=earlier)
+            with pytest.raises(FencedError, match="started later"):
+                Ledger(config, key, engine="undead", epoch=earlier).open()
+            return commit(ledger, *arguments, **options)
+
+        monkeypatch.setattr(Ledger, "commit", disturbed)
+    assert later == earlier + 1
+    assert batch.commit(again, every, epoch=later) == (3, 0)
+    assert batch.outputs() == Counter([b"0", b"1", b"2"])
+
+
+def test_a_later_start_has_what_the_ledger_held(batch: Batch) -> None:
+    """Its batch may have other rows than that of the earlier one, and is whole or told apart."""
+    config, first = batch.logs.config, batch.handed_out()
+    note = CheckpointNote(topic=config.ledger_topic, tasks=1, engine="undead")
+    again = batch.handed_out(again=True)
+    assert batch.commit(first, {0: "ack", 1: "ack"}, epoch=next_epoch(config, note)) == (2, 0)
+    for rest in ({0: "ack", 1: "ack"}, {1: "ack", 2: "ack"}):
+        later = next_epoch(config, note)
+        written, skipped = batch.commit(again, rest, epoch=later)
+        assert written + skipped == 2
+    assert batch.outputs() == Counter([b"0", b"1", b"2"])
+    with pytest.raises(StateError, match="rows that changed while the query ran"):
+        batch.commit(again, {0: "ack", 2: "ack"}, epoch=later)
 
 
 def started(batch: Batch, *, timeout_ms: int = 1000) -> Rows:

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import logging
 import math
+import random
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -31,7 +32,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import ConfigError, FencedError, StateError
-from kafkamq.markers.tracker.ledger import Ledger, LedgerKey, is_later_start
+from kafkamq.markers.tracker.ledger import Ledger, LedgerKey, is_later_start, read_ledgers
 from kafkamq.markers.wire.records import Position
 from kafkamq.queue.wire.keys import key_partition
 from kafkamq.spark.checkpoint import CheckpointNote
@@ -53,6 +54,7 @@ from kafkamq.spark.queues.acks import (
 )
 from kafkamq.spark.queues.starting import BATCH, VERDICTS
 from kafkamq.spark.sink.rows import SINK_COLUMNS
+from kafkamq.transport.admin import Admin
 from kafkamq.transport.errors import KafkaError, OutcomeUnknownError, TransactionAbortedError
 from kafkamq.transport.log_reader import log_reader
 from kafkamq.transport.record import Record
@@ -88,20 +90,57 @@ def _key(config: ServiceConfig, engine: str, slot: int) -> LedgerKey:
 
 
 def next_epoch(config: ServiceConfig, note: CheckpointNote) -> int:
-    """Return one more than that of any earlier start of this query.
+    """Return one more than that of any earlier start of this query; each slot's ledger has it then.
 
-    What such a start has left open is aborted: it would hold back who reads the markers, and the
-    repeated batch has to.
+    An earlier start that goes on after a pause finds it there, whether this one has committed a
+    batch in the slot by then or not. What such a start has left open is aborted: it would hold back
+    who reads the markers, and the repeated batch has to.
+
+    Raises:
+        FencedError: A later start of the query was found on the way.
+        BrokerError, DeadlineExceededError: A slot could not be had in time.
     """
-    newest = 0
-    for slot in range(max(note.tasks, note.most)):
-        ledger = Ledger(config, _key(config, note.engine, slot), engine=note.engine, epoch=0)
+    slots = range(max(note.tasks, note.most))
+    keys = [_key(config, note.engine, slot) for slot in slots]
+    with Admin(config, timeout_s=_TIMEOUT_S) as admin:
+        held = read_ledgers(admin, keys, stable=False).values()
+        epoch = max((each.epoch for each in held), default=0) + 1
+        for slot, key in zip(slots, keys, strict=True):
+            ledger = Ledger(config, key, engine=note.engine, epoch=epoch, admin=admin)
+            try:
+                _begin_at(ledger, is_first=not slot)
+            finally:
+                ledger.close()
+            epoch = ledger.epoch
+    return epoch
+
+
+def _begin_at(ledger: Ledger, *, is_first: bool) -> None:
+    """Put the ledger's epoch beside what it holds; the first slot says which of two is later."""
+    deadline_s = time.monotonic() + _TIMEOUT_S
+    while True:
+        is_overdue = time.monotonic() > deadline_s
         try:
-            ledger.fence()
-            newest = max(newest, 0 if ledger.last is None else ledger.last.epoch)
-        finally:
-            ledger.close()
-    return newest + 1
+            if is_first:
+                ledger.fence()
+            else:
+                ledger.open()
+            last = ledger.last or Position(position=0, epoch=0)
+            ledger.epoch = max(ledger.epoch, last.epoch + is_first)
+            ledger.begin()
+            ledger.commit(
+                last.position, batch=last.batch, rows_done=0, source_hash=last.source_hash
+            )
+            return
+        except (FencedError, TransactionAbortedError, OutcomeUnknownError) as error:
+            if is_later_start(error) or is_overdue:
+                raise
+            # Two that start, or one that goes on after a pause, would fence each other forever.
+            _pause()
+
+
+def _pause() -> None:
+    time.sleep(random.uniform(0.02, 0.3))
 
 
 def with_slots(frame: DataFrame, slots: int) -> DataFrame:
@@ -133,7 +172,7 @@ def _commit(
     """Get the rows of one slot, once; tried again where the ledger tells what happened.
 
     A task of the same run that was thought dead takes the slot's producer away, and so does an
-    earlier driver before a later one has written here; who was fenced looks who is the later one.
+    earlier driver that has looked into the ledger before; who was fenced looks who is the later.
     """
     ends = read_verdicts(rows)
     records = _records(rows, ends, settings)
@@ -147,6 +186,9 @@ def _commit(
             if not may_try or is_later_start(error) or tries == _TRIES:
                 raise
             _log.info("a transaction is made again", extra={"slot": number, "error": str(error)})
+            if isinstance(error, FencedError):
+                # Two attempts that are as quick as each other would fence each other each time.
+                _pause()
 
 
 def _transact(
@@ -186,7 +228,7 @@ def _transact(
         ledger.commit(
             batch + 1,
             batch=batch,
-            rows_done=len(records),
+            rows_done=len(ends),
             source_hash=" ".join((f"{len(timely)}:{_digest(ends)}", *_plans(ends))),
         )
     except (FencedError, TransactionAbortedError) as error:
@@ -232,15 +274,17 @@ def _before(
     last: Position | None, ends: Sequence[End], settings: CommitSettings, batch: int, number: int
 ) -> Callable[[AckToken], int]:
     """Return what an earlier transaction of the batch said of a message: ENDED or NACKED."""
-    if last is None or last.batch < batch:
+    if last is None or last.position <= batch:
         # Or Kafka has forgotten it, and the log has not.
         return lambda token: token.start_offset if token.start_offset < 0 and token.plan else _OPEN
     ours, (digest, *plans) = _digest(ends), last.source_hash.split(" ")
     is_same = last.batch == batch and digest.partition(":")[2] == ours
     # What was late has neither END nor output.
     is_whole = is_same and digest.startswith(f"{len(ends)}:")
+    # Where this start has not committed anything here its epoch stands beside what others have.
+    is_ours = last.epoch == settings.epoch and last.rows_done > 0
     is_planned = last.batch == batch and not set(plans).isdisjoint(_plans(ends))
-    if not is_whole and (not is_planned or (last.epoch == settings.epoch and not is_same)):
+    if not is_whole and (not is_planned or (is_ours and not is_same)):
         raise StateError(
             "checkpoint older than its ledger, or rows that changed while the query ran: slot "
             f"{number} of {last.engine} has written batch {last.batch} ({last.source_hash}), the "

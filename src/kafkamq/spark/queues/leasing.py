@@ -161,7 +161,12 @@ class QueueReader(StreamReader):
         self._check()
         offsets = super().initialOffset()
         topic_id = self._facts().message_topic_id
-        position = self._owner.find(map(int, offsets[topic]), topic_id)
+        numbers = list(map(int, offsets[topic]))
+        position = self._owner.find(numbers, topic_id)
+        if position:
+            # The queue is not new: partitions that were added since begin where their logs do.
+            added = [number for number in numbers if number not in position]
+            position |= log_reader(self.options.config).log_starts(topic, added)
         offsets[topic] |= {str(number): at for number, at in position.items()}
         self._owner.commit(_numbers(offsets[topic]), topic_id)
         return offsets
@@ -241,6 +246,9 @@ class QueueReader(StreamReader):
         if start == end:
             # There is nothing to read, as at a restart, of the batch before.
             return []
+        if _FROM not in end and _PLAN in end:
+            # It was planned before that was written down.
+            return super()._ranges(start, end)
         ends = _numbers(end[self.options.topic])
         return [
             LogRange(self.options.topic, number, begin, ends[number])
@@ -343,7 +351,7 @@ class QueueReader(StreamReader):
 
     def _commit(self, ranges: Iterable[LogRange], end: StreamOffsets, *, is_repeated: bool) -> None:
         """Commit that all of a batch is STARTed, before anybody sees its rows (R5)."""
-        if not self._is_of_topic(end):
+        if _FROM not in end or not self._is_of_topic(end):
             return
         topic_id, done = self._facts().message_topic_id, {one.partition: one.end for one in ranges}
         # Workers may have gone on where an earlier run of the batch stopped.

@@ -93,12 +93,23 @@ class QueueOwner:
         return key == self._own or (key or b"").startswith(self._prefix)
 
     def require_alone(self) -> None:
-        """Raise StateError if the group has members: both would hand out the same messages."""
+        """Raise StateError if workers are there, or came, moved the position on, and went."""
         if self._admin.group_assignments(self._group):
             raise StateError(
                 f"workers joined queue {self._queue_id!r} (group {self._group}) while Spark "
                 "reads it, and hand out the same messages; stop one of them"
             )
+        topic = self._config.message_topic
+        known = [(self._group, (topic, number)) for number in self._committed]
+        for each in self._admin.committed(known):
+            ours = self._committed[each.partition]
+            if each.offset > ours:
+                self.check()
+                raise StateError(
+                    f"workers went on with queue {self._queue_id!r} (group {self._group}) while "
+                    f"Spark read it: {topic}[{each.partition}] stands at {each.offset}, Spark left "
+                    f"it at {ours}; start the query again, and it goes on behind them"
+                )
 
     def find(self, numbers: Iterable[int], topic_id: bytes) -> dict[int, int]:
         """Find the positions of these partitions; absent: the queue is new there."""
@@ -138,8 +149,8 @@ class QueueOwner:
 
         Raises:
             FencedError: One has.
-            StateError: The group has members: a transaction commits for it whatever members it has,
-                and what a worker has committed since it joined would be set back.
+            StateError: The group has members, or had: a transaction commits for it whatever members
+                it has, and what a worker has committed since it joined would be set back.
             BrokerError, DeadlineExceededError: Kafka did not take it, several times.
         """
         news = {number: at for number, at in offsets.items() if self._committed.get(number) != at}
