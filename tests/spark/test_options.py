@@ -240,7 +240,7 @@ def test_a_master_that_does_not_answer_is_refused_before_spark_starts(
     command: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(session, "has_session", lambda: False)  # a session would be taken as it is
-    monkeypatch.setattr(jobs, "require_namespace", lambda _: None)
+    monkeypatch.setattr(jobs, "require_namespace", lambda *_: None)
     (port,) = free_ports(1)
     master = f"spark://127.0.0.1:{port}"
     arguments = [*command, "--bootstrap-servers", "127.0.0.1:1", "--master", master]
