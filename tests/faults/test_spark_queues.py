@@ -151,7 +151,8 @@ def test_a_query_that_is_paused_beside_its_successor(
                 wait_until(has(3 * MESSAGES, later), timeout_s=PATIENCE_S)
                 wait_until(lambda: sum(position()) > sum(before), timeout_s=PATIENCE_S)
         finally:
-            os.killpg(paused.pid, signal.SIGCONT)
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(paused.pid, signal.SIGCONT)
     assert output(logs, out) == Counter(b"%d" % number for number in range(3 * MESSAGES))
 
 
