@@ -211,3 +211,15 @@ def spark() -> Iterator[SparkSession]:
     )
     yield session
     session.stop()
+
+
+@pytest.fixture(autouse=True)
+def active_session(request: pytest.FixtureRequest) -> Iterator[None]:
+    """The JVM looks formats up in the session that was made last: a test may make others."""
+    if "spark" not in request.fixturenames:
+        yield
+        return
+    from kafkamq.spark.session import active
+
+    with active(request.getfixturevalue("spark")):
+        yield

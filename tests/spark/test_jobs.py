@@ -38,6 +38,7 @@ from kafkamq.spark.jobs.replay import Replay, replay
 from kafkamq.spark.jobs.sql import Tables, view_session
 from kafkamq.spark.options import VIEWS
 from kafkamq.spark.session import SHUFFLE
+from kafkamq.transport.admin import Admin
 from kafkamq.transport.transactions import TransactionalProducer
 from kafkamq.types import DeadLetterReason, Marker, MarkerType, MessageId, Outcome
 
@@ -385,6 +386,20 @@ def test_sql_chooses_dead_letters(spark: SparkSession, bootstrap: str, namespace
     assert run(*where)[0]["redriven"] == 2
     assert run(*where)[0]["redriven"] == 0
     assert set(letters.redriven()) == {"a1", "b1"}
+
+
+def test_a_redrive_needs_no_markers(spark: SparkSession, bootstrap: str, namespace: str) -> None:
+    del spark
+    commands = Commands(bootstrap, namespace)
+    commands.run("create", "--partitions", "1", "--marker-partitions", "1", "--json")
+    letters = Letters(commands)
+    letters.write("a1", queue="a")
+    with Admin(letters.config) as admin:
+        admin.client.delete_topics([letters.config.marker_topic])[
+            letters.config.marker_topic
+        ].result()
+    (report,) = commands.json("dlq", "redrive", "--where", "true", "--dry-run")
+    assert report["selected"] == 1
 
 
 @pytest.mark.faults

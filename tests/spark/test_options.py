@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import sys
 from dataclasses import replace
+from decimal import Decimal
 from importlib import metadata
+from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -17,7 +20,7 @@ from kafkamq.config import QueueConfig, ServiceConfig
 from kafkamq.dev.environment import free_ports
 from kafkamq.errors import ConfigError
 from kafkamq.spark import session
-from kafkamq.spark.options import parse_source_options
+from kafkamq.spark.options import parse_source_options, queue_options
 from kafkamq.spark.source.planning import shared_out
 
 SERVICE = ServiceConfig(
@@ -110,6 +113,26 @@ def test_a_queue_that_is_acknowledged_has_the_defaults_of_queues_but_for_its_tim
     assert own == replace(
         usual, max_deliveries=3, max_lease_ms=7_200_000, group_id="g", batch_markers=False
     )
+
+
+def test_numbers_of_a_queue_may_be_of_any_kind() -> None:
+    usual: dict[str, Any] = {
+        "redelivery_timeout": 30.0,
+        "max_deliveries": 3,
+        "max_lease": 90.0,
+        "batch_markers": True,
+        "group": None,
+    }
+    numbers = {
+        "redelivery_timeout": Decimal(30),
+        "max_deliveries": np.int64(3),
+        "max_lease": np.float32(90),
+    }
+    rows: Any = np.int64(100)
+    assert queue_options(rows, {**usual, **numbers}) == queue_options(100, usual)
+    for name in ("redelivery_timeout", "max_deliveries"):
+        with pytest.raises(ConfigError, match=f"^{name} is True"):
+            queue_options(100, {**usual, name: True})
 
 
 def test_a_view_brings_its_topic_and_a_namespace_its_names() -> None:
@@ -217,7 +240,7 @@ def test_a_master_that_does_not_answer_is_refused_before_spark_starts(
     command: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(session, "has_session", lambda: False)  # a session would be taken as it is
-    monkeypatch.setattr(jobs, "require_brokers", lambda _: None)
+    monkeypatch.setattr(jobs, "require_namespace", lambda *_: None)
     (port,) = free_ports(1)
     master = f"spark://127.0.0.1:{port}"
     arguments = [*command, "--bootstrap-servers", "127.0.0.1:1", "--master", master]

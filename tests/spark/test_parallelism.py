@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -87,6 +88,24 @@ def test_what_a_start_that_was_killed_has_left_is_deleted(
     left = {each.name for each in tmp_path.iterdir() if not each.name.startswith(".")}
     assert left == {"kafkamq-3.json", "state-3", "of the user"}
     assert folder.note("t") == note
+
+
+def test_two_starts_on_one_folder_do_not_meet_in_a_file(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    one, other = (Checkpoint(spark, str(tmp_path)) for _ in range(2))
+    note = one.write(CheckpointNote.new("spark", topic="t", tasks=2))
+
+    def look() -> None:
+        for _ in range(50):
+            other.require_writable()
+
+    with ThreadPoolExecutor() as threads:
+        looking = threads.submit(look)
+        while not looking.done():
+            note = one.write(note.cut(2, since=0))
+        looking.result()
+    assert one.note("t") == note
 
 
 def test_a_local_session_has_the_cores_of_its_master(spark: SparkSession) -> None:

@@ -9,6 +9,8 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import count
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -536,7 +538,12 @@ def test_slots_write_once(logs: Logs, reader: QueueReader) -> None:
     assert ends == {(0, "ACK"): 3, (1, "ACK"): 3, (2, "REJECT"): 2}
 
 
-def test_verdicts_are_not_written_into_another_namespace(logs: Logs, reader: QueueReader) -> None:
+def test_verdicts_are_not_written_into_another_namespace(
+    monkeypatch: pytest.MonkeyPatch, logs: Logs, reader: QueueReader
+) -> None:
+    looks = count(step=6.0)
+    clock = SimpleNamespace(monotonic=lambda: next(looks), sleep=time.sleep)
+    monkeypatch.setattr("kafkamq.spark.marker_log.time", clock)
     other = Logs(logs.bootstrap, f"{logs.namespace}-other")
     logs.send(1, key=b"emails")
     (found,) = rows(reader, plan(reader)[1])

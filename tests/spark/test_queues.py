@@ -602,6 +602,20 @@ def test_rows_without_the_verdicts_that_were_meant_are_refused(
             ack(lost, checkpoint=checkpoint)
 
 
+def test_a_verdict_of_another_table_is_none_of_the_rows(
+    spark: SparkSession, logs: Logs, checkpoint: str
+) -> None:
+    stream = read_queue(spark, "emails")
+    known = spark.createDataFrame([(0, "fraud")], "at BIGINT, verdict STRING")
+    fraud, same = known.where("verdict = 'fraud'"), stream["offset"] == known["at"]
+    joined = stream.join(fraud, same, "left_anti").join(known, same, "left").selectExpr("*", "1")
+    rows = joined.selectExpr("ack_token", "verdict AS judged", "'x' AS `final-verdict`")
+    ack(rows, checkpoint=checkpoint).stop()
+    lost = stream.selectExpr("*", "'reject' AS verdict").join(known.drop("verdict"), same, "left")
+    with pytest.raises(ConfigError, match="no column verdict any more"):
+        ack(lost.select("ack_token"), checkpoint=checkpoint)
+
+
 def test_a_wrong_argument_is_named(spark: SparkSession, logs: Logs, checkpoint: str) -> None:
     stream = read_queue(spark, "emails")
     with pytest.raises(ConfigError, match="unknown option startingoffset"):

@@ -22,7 +22,7 @@ from kafkamq.spark.jobs.sql import view_session
 from kafkamq.spark.session import build_session, session_settings
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
 pytestmark = [pytest.mark.spark]
 
@@ -116,16 +116,22 @@ def test_a_python_process_of_sparks_says_nothing_when_it_starts() -> None:
     assert done.stderr == ""
 
 
-# Stands for Spark's own: it writes down what it is given, and ends.
+# Stands for Spark's own: it writes down what it is given, and ends, or not.
 SUBMIT = """#!/bin/sh
 printf '%s\\n' "$@" > "$SEEN/arguments"
 while [ $# -gt 0 ]; do
     if [ "$1" = --properties-file ]; then cat "$2" > "$SEEN/file"; fi
     shift
 done
-if [ -n "$INTERRUPTS" ]; then kill -INT $PPID; sleep 1; fi
-touch "$SEEN/done"
-exit 1
+echo $$ > "$SEEN/pid"
+eval "$THEN"
+"""
+STAYS = "trap '' TERM; while true; do sleep 0.1; done"
+# As a tracker, whose first Ctrl-C is a wish.
+TRACKER = """
+from kafkamq.runtime.signals import stop_on_signals
+
+stop_on_signals(print)
 """
 BUILDS = """
 import json, os, sys
@@ -134,7 +140,7 @@ from kafkamq.spark.session import build_session
 try:
     build_session(settings=json.loads(sys.argv[1]))
 except BaseException as error:
-    print(type(error).__name__, os.path.exists(os.environ["SEEN"] + "/done"))
+    print(type(error).__name__)
 """
 
 
@@ -145,15 +151,28 @@ def script(path: Path, text: str) -> Path:
     return path
 
 
-def started(tmp_path: Path, settings: dict[str, str], **environment: str) -> tuple[str, str, str]:
+def started(
+    tmp_path: Path,
+    settings: Mapping[str, object],
+    then: str = "exit 1",
+    *,
+    before: str = "",
+    **environment: str,
+) -> tuple[str, str, str]:
     """The command line and the file of settings that a new JVM gets, and how its start ended."""
     home = script(tmp_path / "bin" / "spark-submit", SUBMIT).parents[1]
     done = subprocess.run(
-        [sys.executable, "-c", BUILDS, json.dumps(settings)],
-        env={**os.environ, "SPARK_HOME": str(home), "SEEN": str(tmp_path), **environment},
+        [sys.executable, "-c", before + BUILDS, json.dumps(settings)],
+        env={
+            **os.environ,
+            "SPARK_HOME": str(home),
+            "SEEN": str(tmp_path),
+            "THEN": then,
+            **environment,
+        },
         capture_output=True,
         text=True,
-        check=True,
+        check=False,
         timeout=within(60),
     )
     file = tmp_path / "file"
@@ -164,15 +183,85 @@ def started(tmp_path: Path, settings: dict[str, str], **environment: str) -> tup
 def test_no_setting_of_the_user_is_on_a_command_line(tmp_path: Path) -> None:
     given = {"spark.hadoop.fs.s3a.secret.key": "a\\b=\u00fc", "spark.driver.memory": "2g"}
     arguments, file, ended = started(tmp_path, given)
-    assert ended == "PySparkRuntimeError True"
+    assert ended == "PySparkRuntimeError"
     assert "s3a" not in arguments
     assert "spark.driver.memory" not in arguments
     assert "spark.driver.host=127.0.0.1" in arguments
     assert "--load-spark-defaults" in arguments
     assert file.splitlines() == [
-        r"spark.hadoop.fs.s3a.secret.key=a\\b=\u00fc",
+        r"spark.hadoop.fs.s3a.secret.key=a\\b\=\u00fc",
         "spark.driver.memory=2g",
     ]
+
+
+def test_settings_that_are_no_text_or_not_of_ascii_reach_java(tmp_path: Path) -> None:
+    given = {"spark.a": 4, "spark.b": False, "spark.c": 0.5, "spark.\u00fc x": " "}
+    _, file, _ = started(tmp_path, given)
+    assert file.splitlines() == [
+        "spark.a=4",
+        "spark.b=false",
+        "spark.c=0.5",
+        r"spark.\u00fc\ x=\ ",
+    ]
+
+
+@pytest.mark.parametrize("joined", [" ", "="])
+def test_a_file_that_submit_arguments_name_is_read_below_the_settings(
+    tmp_path: Path, joined: str
+) -> None:
+    theirs = tmp_path / "theirs.conf"
+    theirs.write_text("spark.driver.memory 1g\nspark.b \u00fc")
+    arguments, file, _ = started(
+        tmp_path,
+        {"spark.driver.memory": "2g"},
+        PYSPARK_SUBMIT_ARGS=f"--properties-file{joined}{theirs} --conf spark.c=d pyspark-shell",
+    )
+    assert file.splitlines() == [
+        "spark.driver.memory 1g",
+        "spark.b \u00fc",
+        "spark.driver.memory=2g",
+    ]
+    assert str(theirs) not in arguments
+    assert arguments.endswith("--conf\nspark.c=d\npyspark-shell\n")
+    # Spark does not read its defaults, either, where it is given a file.
+    assert "--load-spark-defaults" not in arguments
+
+
+def test_a_file_that_submit_arguments_name_and_that_is_not_there_is_told(tmp_path: Path) -> None:
+    script(tmp_path / "bin" / "spark-submit", SUBMIT)
+    done = subprocess.run(
+        [sys.executable, "-c", BUILDS, '{"spark.a": "b"}'],
+        env={
+            **os.environ,
+            "SPARK_HOME": str(tmp_path),
+            "PYSPARK_SUBMIT_ARGS": "--properties-file /nowhere pyspark-shell",
+        },
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=within(60),
+    )
+    assert done.stdout.strip() == "ConfigError"
+
+
+def test_spark_itself_reads_the_settings(spark: SparkSession) -> None:
+    """Those of Java's system were there before the first question of PySpark's."""
+    name = "spark.sql.shuffle.partitions"
+    found = spark.sql(f"SELECT java_method('java.lang.System', 'getProperty', '{name}')")
+    assert found.collect() == [("2",)]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="a file has a name elsewhere")
+@pytest.mark.parametrize("signal_name", ["TERM", "KILL"])
+def test_no_file_of_settings_stays_when_the_process_is_ended(
+    tmp_path: Path, signal_name: str
+) -> None:
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    then = f"kill -{signal_name} $PPID; exit 1"
+    _, file, ended = started(tmp_path, {"spark.a": "b"}, then, TMPDIR=str(temporary))
+    assert (file, ended) == ("spark.a=b\n", "")
+    assert [path for path in temporary.rglob("*") if path.is_file()] == []
 
 
 @pytest.mark.parametrize(
@@ -190,10 +279,27 @@ def test_a_local_session_shuffles_into_few_tasks_unless_settings_say_otherwise(
     assert ("spark.driver.bindAddress=127.0.0.1" in arguments) == is_local
 
 
-def test_ctrl_c_while_the_jvm_starts_counts_when_it_has(tmp_path: Path) -> None:
-    """Else PySpark leaves it behind, for ever."""
-    _, _, ended = started(tmp_path, {}, INTERRUPTS="yes")
-    assert ended == "KeyboardInterrupt True"
+@pytest.mark.parametrize("then", ["exec sleep 600", STAYS])
+def test_ctrl_c_while_the_jvm_starts_ends_both(tmp_path: Path, then: str) -> None:
+    """Else PySpark leaves the JVM behind, for ever."""
+    _, _, ended = started(tmp_path, {}, f"kill -INT $PPID; {then}")
+    assert ended == "KeyboardInterrupt"
+    with pytest.raises(ProcessLookupError):
+        os.kill(int((tmp_path / "pid").read_text()), 0)
+
+
+def test_the_second_ctrl_c_ends_a_tracker_whose_jvm_starts(tmp_path: Path) -> None:
+    then = "while kill -INT $PPID; do sleep 0.1; done"
+    _, _, ended = started(tmp_path, {}, then, before=TRACKER)
+    assert ended.endswith("KeyboardInterrupt")
+    with pytest.raises(ProcessLookupError):
+        os.kill(int((tmp_path / "pid").read_text()), 0)
+
+
+@pytest.mark.parametrize("then", ["exit 0", "head -c 1000000 /dev/zero; exit 1"])
+def test_a_start_that_says_nothing_or_much_ends(tmp_path: Path, then: str) -> None:
+    """PySpark waits for another code than 0; and nobody would read what Spark prints."""
+    assert started(tmp_path, {}, then)[2] == "PySparkRuntimeError"
 
 
 def test_ctrl_c_does_not_silence_java(tmp_path: Path) -> None:

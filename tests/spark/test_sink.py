@@ -147,6 +147,11 @@ def test_a_repeated_batch_is_skipped(
     _require_its_topic(spark, config, checkpoint)
     _repeat_last_batch(checkpoint)
     _forget_its_topic(checkpoint)
+    with pytest.raises(ConfigError, match="trigger_s is -1"):
+        write_stream(
+            source(spark, config).select("value"), config, topic="typo", checkpoint=checkpoint,
+            trigger_s=-1,
+        )  # fmt: skip
     produce(config.bootstrap_servers, topic, 50, first=300)
     run(source(spark, config, limit=100).select("key", "value"), config, checkpoint)
     assert written(config) == expected(350)

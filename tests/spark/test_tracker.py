@@ -20,7 +20,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 )
 from harness.markers import read_positions
 from tests.integration.queue_logs import delete_group
-from tests.spark.processes import python_processes
+from tests.spark.processes import driver, python_processes
 from tests.spark.tracker_runs import (
     PATIENCE_S,
     Logs,
@@ -291,6 +291,65 @@ def test_a_start_that_is_stopped_claims_nothing(
     run_spark_tracker(logs.config, checkpoint=checkpoint, spark=spark, stop=stop)
     key = LedgerKey.of_markers(logs.config, 0)
     assert not read_positions(logs.config, [key])
+
+
+class StopAt(logging.Handler):
+    """Sets an event when a start is through with one of its stages."""
+
+    def __init__(self, stage: str, stop: threading.Event) -> None:
+        super().__init__()
+        self.stage, self.stop = stage, stop
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if isinstance(record.args, tuple) and record.args[:1] == (self.stage,):
+            self.stop.set()
+
+
+def test_a_start_that_is_stopped_behind_its_claim_starts_no_query(
+    spark: SparkSession, logs: Logs, checkpoint: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    stop = threading.Event()
+    at_ticks = StopAt("ticks", stop)
+    logger = logging.getLogger("kafkamq.spark.tracker.tracker")
+    logger.addHandler(at_ticks)
+    try:
+        with caplog.at_level(logging.DEBUG, logger.name):
+            run_spark_tracker(logs.config, checkpoint=checkpoint, spark=spark, stop=stop)
+    finally:
+        logger.removeHandler(at_ticks)
+    assert "ticks" in caplog.text
+    assert "query: done" not in caplog.text
+    assert logs.config.marker_topic not in " ".join(str(each.name) for each in spark.streams.active)
+
+
+_STARTS = """
+import json, sys, threading
+from kafkamq.config import ServiceConfig
+from kafkamq.errors import KafkaMQError
+from kafkamq.spark.session import has_session
+from kafkamq.spark.tracker.tracker import run_spark_tracker
+servers, namespace, checkpoint, output = sys.argv[1:]
+config = ServiceConfig(bootstrap_servers=servers, namespace=namespace)
+stop, left = threading.Event(), []
+try:
+    run_spark_tracker(config, checkpoint=f"{sys.executable}/below", stop=stop)
+except KafkaMQError:
+    left.append(has_session())
+stop.set()
+run_spark_tracker(config, checkpoint=checkpoint, stop=stop)
+left.append(has_session())
+open(output, "w").write(json.dumps(left))
+"""
+
+
+def test_a_start_that_fails_or_is_stopped_ends_its_session(
+    logs: Logs, checkpoint: str, tmp_path: Path
+) -> None:
+    config, left = logs.config, tmp_path / "left"
+    values = (config.bootstrap_servers, config.namespace, checkpoint, str(left))
+    with driver(_STARTS, *values) as process:
+        assert process.wait(PATIENCE_S) == 0
+    assert left.read_text() == "[false, false]"
 
 
 @pytest.mark.faults

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -58,6 +59,7 @@ def test_a_tracker_without_spark_refuses_what_is_of_spark() -> None:
         ("--tasks", "3"),
         ("--master", "yarn"),
         ("--conf", "spark.a=b"),
+        ("--properties-file", os.devnull),
     ):
         failed = run("tracker", "--engine", "local", *given)
         assert isinstance(failed, ConfigError), given

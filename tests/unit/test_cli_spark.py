@@ -61,7 +61,7 @@ def answered(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     @contextmanager
     def view_tables(*_: object, **__: object) -> Iterator[object]:
         found.append("opened")
-        yield None
+        yield SimpleNamespace(sparkContext=SimpleNamespace(cancelAllJobs=None))
 
     def answer(tables: object, statement: str, limit: int, *, as_json: bool) -> None:
         found.append(statement)
@@ -102,6 +102,8 @@ def test_a_prompt_goes_on_behind_an_error_until_it_is_left(
 
     monkeypatch.setattr("builtins.input", ask)
     monkeypatch.setattr(jobs.sys, "stdin", SimpleNamespace(isatty=lambda: True))
-    assert jobs._converse(None, 10, as_json=False) is False  # type: ignore[arg-type]  # not asked
+    # The tables are not asked.
+    failed = jobs._converse(None, 10, as_json=False, cancel=lambda: None)  # type: ignore[arg-type]
+    assert failed is False
     assert answered == ["SELECT wrong", "SELECT\n2"]
     assert prompts == ["sql> ", "sql> ", "... ", "sql> "]

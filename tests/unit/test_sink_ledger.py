@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import closing
+from types import SimpleNamespace
 
 import pytest
 
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import StateError
 from kafkamq.queue.topics import create_topics
-from kafkamq.spark.sink.ledger import MAX_RUNS, TASKS, Cell, SinkLedger
+from kafkamq.spark.sink.ledger import MAX_RUNS, TASKS, Cell, CellEntry, SinkLedger
 from kafkamq.spark.sink.sink import clear_sink_ledger
 from kafkamq.transport.admin import Admin
 from kafkamq.transport.memory.cluster import forget_cluster
@@ -27,8 +28,8 @@ def topics() -> Iterator[None]:
     forget_cluster("sink-ledger")
 
 
-def write(ledger: SinkLedger, *, cells: int, batch: int, run: str) -> None:
-    for number in range(cells):
+def write(ledger: SinkLedger, *, cells: Iterable[int], batch: int, run: str) -> None:
+    for number in cells:
         with closing(Cell(ledger, number, batch=batch, cut=TASKS, run=run)) as cell:
             cell.count(3, 7)
             cell.commit()
@@ -49,7 +50,7 @@ def test_a_write_that_no_other_run_repeats_has_a_group_for_each_task(
     """They stay for a week: a task that comes late finds there that it was done."""
     sink = f"write-{is_alone}"
     with closing(SinkLedger(CONFIG, topic=TOPIC, sink=sink, is_alone=is_alone)) as ledger:
-        write(ledger, cells=4, batch=0, run="run")
+        write(ledger, cells=range(4), batch=0, run="run")
         with Admin(CONFIG) as admin:
             assert len([name for name in admin.groups() if sink in name]) == groups
         with closing(Cell(ledger, 2, batch=0, cut=TASKS, run="run")) as late:
@@ -66,21 +67,82 @@ def forget(groups: list[str]) -> None:
 def test_what_tells_the_number_of_cells_is_renewed_with_them() -> None:
     """A batch that a later run cuts into fewer tasks waits for all that was written of it."""
     with closing(SinkLedger(CONFIG, topic=TOPIC, sink="query")) as ledger:
-        write(ledger, cells=5, batch=0, run="first")
+        write(ledger, cells=range(5), batch=0, run="first")
         ranges = sorted({ledger.range_group(cell) for cell in range(5)})
         forget(ranges)
-        write(ledger, cells=5, batch=1, run="first")
+        write(ledger, cells=range(5), batch=1, run="first")
         with Admin(CONFIG) as admin:
             assert set(ranges) <= admin.groups()
 
 
 def test_cells_of_an_earlier_release_are_found_whose_number_is_forgotten() -> None:
+    """Any of them may have been renewed alone: a new number of cells renewed its own range."""
+    cells = [*range(21), 5000]
     with closing(SinkLedger(CONFIG, topic=TOPIC, sink="query")) as ledger:
-        write(ledger, cells=5, batch=3, run="first")
-        forget(sorted({ledger.range_group(cell) for cell in range(5)}))
-        assert sorted(ledger.entries()) == [0, 1, 2, 3, 4]
-        assert clear_sink_ledger(CONFIG, sink_id="query") == 6
+        write(ledger, cells=cells, batch=3, run="first")
+        forget(sorted({ledger.range_group(cell) for cell in cells} - {ledger.range_group(3)}))
+        assert sorted(ledger.entries()) == cells
+        assert clear_sink_ledger(CONFIG, sink_id="query") == len(cells) + 2
         assert not ledger.entries()
+
+
+def test_cells_that_no_broker_lists_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their coordinator is just elected, or their first transaction being committed."""
+    with closing(SinkLedger(CONFIG, topic=TOPIC, sink="query")) as ledger:
+        write(ledger, cells=range(5), batch=3, run="first")
+        monkeypatch.setattr(Admin, "groups", lambda _: frozenset())
+        assert sorted(ledger.entries()) == [0, 1, 2, 3, 4]
+
+
+def test_a_batch_that_is_found_again_keeps_what_a_third_run_needs() -> None:
+    """And says as before whose it was: cells that are in question yet are waited for."""
+    with closing(SinkLedger(CONFIG, topic=TOPIC, sink="query")) as ledger:
+        write(ledger, cells=range(5), batch=3, run="first")
+        last = ledger.last()
+        forget([ledger.last_group, *sorted({ledger.range_group(cell) for cell in range(5)})])
+        write(ledger, cells=[4], batch=3, run="second")
+        assert ledger.last() == last
+        with Admin(CONFIG) as admin:
+            assert ledger.range_group(4) in admin.groups()
+
+
+def test_a_checkpoint_that_is_an_older_copy_leaves_the_last_batch_as_it_is() -> None:
+    with closing(SinkLedger(CONFIG, topic=TOPIC, sink="query")) as ledger:
+        write(ledger, cells=[0, 1], batch=3, run="first")
+        write(ledger, cells=[1], batch=4, run="first")
+        last = ledger.last()
+        write(ledger, cells=[0], batch=3, run="second")
+        assert ledger.last() == last
+
+
+class SlowLedger(SinkLedger):
+    """A look takes longer than a batch's patience; the other tasks are done meanwhile."""
+
+    now_s = 0.0
+
+    def entries(self) -> dict[int, CellEntry]:
+        found = super().entries()
+        if not self.now_s:
+            write(self, cells=range(2), batch=3, run="second")
+        self.now_s += 1000
+        return found
+
+
+@pytest.mark.parametrize("cells", [2, 3])
+def test_a_batch_is_judged_by_a_look_that_began_behind_the_deadline(
+    monkeypatch: pytest.MonkeyPatch, cells: int
+) -> None:
+    with closing(SlowLedger(CONFIG, topic=TOPIC, sink="query")) as ledger:
+        clock = SimpleNamespace(monotonic=lambda: ledger.now_s, sleep=lambda wait_s: None)
+        monkeypatch.setattr("kafkamq.spark.sink.ledger.time", clock)
+        write(ledger, cells=range(cells), batch=3, run="first")
+        with closing(Cell(ledger, 9, batch=3, cut=TASKS, run="second")) as new:
+            new.count(1, 1)
+            if cells == 2:
+                assert new.commit()
+            else:
+                with pytest.raises(StateError, match="those numbered 2 were not found again"):
+                    new.commit()
 
 
 def test_a_slot_whose_rows_changed_stops_and_others_are_written_as_they_are() -> None:

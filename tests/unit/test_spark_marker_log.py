@@ -17,6 +17,7 @@ from kafkamq.queue.topics import create_topics
 from kafkamq.spark import marker_log
 from kafkamq.spark.marker_log import MarkerLog
 from kafkamq.spark.queues.acks import AckSettings, AckToken, End, end_records
+from kafkamq.transport.admin import Admin
 from kafkamq.transport.clients import open_producer
 from kafkamq.transport.memory.cluster import forget_cluster
 from kafkamq.types import MessageId, Outcome
@@ -67,6 +68,26 @@ def test_a_partition_that_does_not_exist_is_an_error(
     """The topic was recreated with fewer; and one that cannot be asked for ends no renewals."""
     with pytest.raises(BrokerError, match=r"kafkamq\.markers"):
         Unknown(monkeypatch, answers=answers).log.write([(5, b"k", b"v")])
+
+
+def test_a_recreated_topic_is_asked_for_until_brokers_know_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of those that were asked first, two had not heard of it."""
+    config = ServiceConfig(bootstrap_servers="memory://spark-recreated")
+    create_topics(config, partitions=1, marker_partitions=1)
+    log = MarkerLog(config)
+    former, ask = log.namespace.facts(), log.namespace.ask_again
+    with Admin(config) as admin:
+        admin.client.delete_topics([config.message_topic])[config.message_topic].result()
+    create_topics(config, partitions=1, marker_partitions=1)
+    recreated = Namespace(config).facts().message_topic_id
+    assert recreated != former.message_topic_id
+    late = iter([former, former])
+    monkeypatch.setattr(log.namespace, "ask_again", lambda: next(late, None) or ask())
+    token = AckToken(MessageId(0, 5, recreated, 1), 0, "spark-a-b", 1, 60_000, 0, 0)
+    assert len(end_records([End(token, Outcome.ACK)], AckSettings(config=config), log)) == 1
+    forget_cluster("spark-recreated")
 
 
 def test_a_nack_waits_no_longer_than_its_message_lasts_since_its_start() -> None:

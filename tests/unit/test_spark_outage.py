@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from kafkamq.config import ServiceConfig
-from kafkamq.errors import BrokerError, KafkaMQError
+from kafkamq.errors import BrokerError, DataLossError, KafkaMQError
 from kafkamq.metrics.health import health
 from kafkamq.spark.failures import QueryFailedError
 from kafkamq.spark.tracker.tracker import SparkTracker
@@ -19,8 +20,14 @@ STARTS = 2_000  # that fail: a day and a half
 class Outage:
     """A tracker without Spark: its starts fail, then its first runs, as the test says."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, runs: int) -> None:
-        self.tracker = SparkTracker(ServiceConfig(bootstrap_servers="x:1"), checkpoint="file:///c")
+    def __init__(
+        self, monkeypatch: pytest.MonkeyPatch, *, runs: int, last: KafkaMQError | None = None
+    ) -> None:
+        self.stop = threading.Event()
+        self.last = last
+        self.tracker = SparkTracker(
+            ServiceConfig(bootstrap_servers="x:1"), checkpoint="file:///c", stop=self.stop
+        )
         self.tracker._loop = health.add("outage", max_age_s=9.0)
         self.tracker._batches = health.add("outage's batches", max_age_s=9.0)
         self.starts = 0
@@ -42,15 +49,16 @@ class Outage:
             self.runs_that_fail -= 1
             return QueryFailedError("the leader has moved")
         run.has_progressed = True
-        self.tracker._stopping.set()
-        return None
+        self.stop.set()
+        return self.last
 
     def end(self) -> BaseException | None:
         try:
             self.tracker._mind()
             return self.tracker._error
         finally:
-            self.tracker.stop()
+            for loop in (self.tracker._loop, self.tracker._batches):
+                health.remove(loop)
 
 
 @pytest.mark.parametrize("runs", [0, 1])
@@ -65,3 +73,7 @@ def test_runs_that_fail_before_their_first_batch_end_it(monkeypatch: pytest.Monk
     outage = Outage(monkeypatch, runs=1_000)
     assert isinstance(outage.end(), QueryFailedError)
     assert outage.starts == STARTS + 21
+
+
+def test_an_error_behind_a_stop_is_nobodys(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert Outage(monkeypatch, runs=0, last=DataLossError("gone")).end() is None

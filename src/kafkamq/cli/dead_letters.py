@@ -205,7 +205,10 @@ def redrive_command(
     selection = _selection(queue_id, reason, identity)
     require_brokers(config)
     if where:
-        with view_tables(config, "redrive", on) as spark, output.working("Choosing dead letters"):
+        with (
+            view_tables(config, "redrive", on, topic=config.dead_letter_topic) as spark,
+            output.working("Choosing dead letters"),
+        ):
             from kafkamq.spark.jobs.sql import chosen_letters
 
             selection = replace(selection, places=chosen_letters(spark, where))

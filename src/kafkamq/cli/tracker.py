@@ -79,7 +79,8 @@ def tracker(
         "--trigger": trigger != _TRIGGER_S,
         "--tasks": tasks,
         "--master": on.master != MASTER,
-        "--conf": on.settings,
+        "--conf": on.conf,
+        "--properties-file": on.properties_file,
     }
     _prepare(engine, of_spark, is_refusing=standby and no_takeover)
     stopping = threading.Event()

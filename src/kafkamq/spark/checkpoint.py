@@ -180,7 +180,7 @@ class Checkpoint:
 
     def _draft(self) -> Any:
         self._files.mkdirs(self._at(""))
-        return self._at(".kafkamq.draft")
+        return self._at(f".kafkamq-{uuid.uuid4().hex}.draft")
 
     def _names(self, folder: str) -> list[str]:
         path = self._at(folder)

@@ -23,6 +23,7 @@ from kafkamq.transport.settings import marker_settings
 from kafkamq.types import Marker
 
 _FLUSH_S = 40.0
+# How long brokers may not have heard of a new partition, or of a topic that was recreated.
 _ADDED_S = 10.0
 
 
@@ -87,11 +88,13 @@ class MarkerLog:
         named = topic_ids - {b""}
         if not named:
             return True
-        for ask in (self.namespace.facts, self.namespace.ask_again):
-            known = ask().message_topic_id
-            if not known or named == {known}:
-                return True
-        return False
+        known, recreated_s = self.namespace.facts().message_topic_id, time.monotonic() + _ADDED_S
+        while known and named != {known}:
+            if time.monotonic() > recreated_s:
+                return False
+            time.sleep(0.1)
+            known = self.namespace.ask_again().message_topic_id
+        return True
 
     def ends(self, partitions: Sequence[int]) -> dict[int, int]:
         """Offset behind the last committed marker of each partition."""

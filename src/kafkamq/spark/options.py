@@ -7,10 +7,13 @@ options can be seen in query plans; secrets belong into ``register(spark, config
 from __future__ import annotations
 
 import json
+import operator
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
+from decimal import Decimal
+from numbers import Integral, Real
 from typing import Any
 
 from kafkamq.config import Option, Options, QueueConfig, ServiceConfig, Value, options_of
@@ -160,15 +163,25 @@ def queue_options(max_rows: int, arguments: Mapping[str, object]) -> dict[str, s
     Raises:
         ConfigError: Names the argument and its limits.
     """
-    replace(_Own.max_rows_per_trigger, name="max_rows", default=1).check(max_rows)
-    given = {"acknowledge": "true", _spelled(_Own.max_rows_per_trigger): str(max_rows)}
+    rows = _plain(max_rows)
+    replace(_Own.max_rows_per_trigger, name="max_rows", default=1).check(rows)
+    given = {"acknowledge": "true", _spelled(_Own.max_rows_per_trigger): str(rows)}
     for option in _OF_QUEUE:
-        value = arguments[option.name]
+        value = _plain(arguments[option.name])
         if value is not None:
             known = option.convert(value)
             text = str(known / 1000 if option.is_time else known)
             given[_spelled(option)] = text.lower() if option.kind is bool else text
     return given
+
+
+def _plain(value: object) -> object:
+    """Return numbers of any kind, such as numpy's, as Python's own."""
+    if isinstance(value, int):
+        return value
+    if isinstance(value, Integral):
+        return operator.index(value)
+    return float(value) if isinstance(value, Real | Decimal) else value
 
 
 def parse_service(given: Mapping[str, str], service: ServiceConfig | None) -> ServiceConfig:

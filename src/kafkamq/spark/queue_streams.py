@@ -13,7 +13,6 @@ start and renew a batch, ``spark/queues/committing.py`` commits it.
 from __future__ import annotations
 
 import logging
-import re
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -59,7 +58,6 @@ if TYPE_CHECKING:
 
 _STOP_S = 5.0
 _ROW_BY_ROW = ("Filter", "Generate", "Project", "SubqueryAlias", "View")
-_VERDICT = re.compile(r"\bverdict#")
 _log = logging.getLogger(__name__)
 
 EachBatch = Callable[["DataFrame", Batch], "DataFrame | None"]
@@ -327,9 +325,8 @@ def _require_plan(frame: DataFrame, *, is_judged: bool) -> None:
     plan: Any = frame._jdf.queryExecution().analyzed()
     if not is_judged:
         _require_no_verdict(plan)
-    leaves = plan.collectLeaves()
     sources: dict[str, Any] = {}
-    for leaf in map(leaves.apply, range(leaves.size())):
+    for leaf in _listed(plan.collectLeaves()):
         if leaf.nodeName() != "StreamingRelationV2":
             continue
         queue_id = leaf.extraOptions().get("queue")
@@ -342,15 +339,24 @@ def _require_plan(frame: DataFrame, *, is_judged: bool) -> None:
 
 
 def _require_no_verdict(plan: Any) -> None:
-    """Refuse rows that had verdicts before: what was rejected would be acknowledged."""
-    if _VERDICT.search(plan.output().toString()):
+    """Refuse rows that were given verdicts before: what was rejected would be acknowledged.
+
+    A ``verdict`` of a table that they are joined with is none of theirs.
+    """
+    output, inputs, children = _listed(plan.output()), plan.inputSet(), _listed(plan.children())
+    given = {each.name() for each in output if children and not inputs.contains(each)}
+    if "verdict" in given and any(each.name() == "ack_token" for each in output):
         raise ConfigError(
             "the rows have no column verdict any more, which with_body(), map_messages() or you "
             "gave them: keep verdict and reason, or select 'ack' AS verdict if all are to be acked"
         )
-    children = plan.children()
-    for child in map(children.apply, range(children.size())):
-        _require_no_verdict(child)
+    for child in children:
+        if child.isStreaming():
+            _require_no_verdict(child)
+
+
+def _listed(found: Any) -> list[Any]:
+    return [found.apply(number) for number in range(found.size())]
 
 
 def _remote_writer(

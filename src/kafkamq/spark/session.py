@@ -6,23 +6,23 @@ no adaptive plans and no speculation (the sink relies on both being off), a quie
 
 from __future__ import annotations
 
+import argparse
 import importlib
 import json
 import logging
 import os
 import re
-import shlex
 import shutil
 import socket
 import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, Any
 
 from kafkamq.errors import ConfigError
 from kafkamq.runtime.signals import holding_interrupts, keeping_interrupts
@@ -60,6 +60,8 @@ _MASTER = re.compile(
 )
 # To connect to a standalone master; Spark itself gives up after a minute.
 _MASTER_S = 10.0
+# Of a JVM that is ended while it starts.
+_END_S = 5.0
 _LOGGING = Path(__file__).with_name("log4j2.properties")
 _log = logging.getLogger(__name__)
 _jvm_log = logging.getLogger("kafkamq.spark.jvm")
@@ -107,7 +109,7 @@ def build_session(
             that was asked for.
     """
     check_packages()
-    given = settings or {}
+    given = {name: _text(value) for name, value in (settings or {}).items()}
     master = given.get("spark.master", master)
     _check_master(master)
     from pyspark import SparkContext
@@ -138,6 +140,10 @@ def build_session(
     if not str(spark.conf.get("spark.master")).startswith("local"):
         spark.sparkContext.addPyFile(str(package_archive()))
     return spark
+
+
+def _text(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 _built: SparkContext | None = None
@@ -185,53 +191,99 @@ def _require_master(master: str) -> None:
     )
 
 
+class _Launch(subprocess.Popen[bytes]):
+    """The process of a JVM that starts, whose end PySpark misses where its code is 0."""
+
+    def poll(self) -> int | None:
+        code = super().poll()
+        return code if code is None else code or 1
+
+    def end(self) -> None:
+        with holding_interrupts():
+            self.terminate()
+            try:
+                self.wait(_END_S)
+            except subprocess.TimeoutExpired:
+                self.kill()
+                self.wait()
+
+
 def _start_jvm(settings: Mapping[str, str], given: Mapping[str, str]) -> None:
     """Start the JVM as PySpark would, but with what it prints sent to a logger.
 
-    What the user has set comes in a file, as all users of a machine can read command lines. A
-    Ctrl-C counts when the JVM has started: PySpark would leave it behind.
+    What the user has set comes in a file, as all users of a machine can read command lines: one
+    without a name, where Linux gives its processes a path to it. A Ctrl-C ends the process that
+    starts: PySpark would leave it behind.
     """
-    from pyspark import SparkConf, SparkContext
-    from pyspark.java_gateway import launch_gateway
+    from pyspark import SparkConf, SparkContext, java_gateway
 
     if SparkContext._gateway is not None:
         return
     ours = [(name, value) for name, value in settings.items() if name not in given]
-    # The Python processes that Spark starts beside the driver have the JVM's environment.
-    paths = [str(Path(__file__).with_name("at_start")), os.environ.get("PYTHONPATH", "")]
-    arguments = os.environ.get("PYSPARK_SUBMIT_ARGS", "pyspark-shell")
-    with holding_interrupts(), tempfile.NamedTemporaryFile("w", encoding="ascii") as file:
-        if given:
-            # Java reads the escapes of a JSON text as they were meant.
-            file.writelines(f"{name}={json.dumps(given[name])[1:-1]}\n" for name in given)
-            file.flush()
-            ours_first = f"--properties-file {shlex.quote(file.name)} --load-spark-defaults"
-            arguments = f"{ours_first} {arguments}"
-        with _environment(
-            PYTHONPATH=os.pathsep.join(filter(None, paths)), PYSPARK_SUBMIT_ARGS=arguments
-        ):
-            gateway = launch_gateway(  # type: ignore[no-untyped-call]  # of pyspark
-                SparkConf(loadDefaults=False).setAll(ours),
-                popen_kwargs={"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT},
-            )
-        process = getattr(gateway, "proc", None)
-        if process is not None:
+    launches: list[_Launch] = []
+    is_linux = sys.platform == "linux"
+    new_file = tempfile.TemporaryFile if is_linux else tempfile.NamedTemporaryFile
+    with new_file("w", encoding="utf-8") as file:
+
+        def launch(command: list[str], **others: Any) -> _Launch:
+            if given:
+                path = f"/proc/self/fd/{file.fileno()}" if is_linux else file.name
+                command = [command[0], *_with_file(path, command[1:], given, file)]
+            # The Python processes that Spark starts beside the driver have the JVM's environment.
+            paths = [str(Path(__file__).with_name("at_start")), os.environ.get("PYTHONPATH", "")]
+            others["env"]["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
+            others |= {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+            with holding_interrupts():
+                process: _Launch = _Launch(command, pass_fds=[file.fileno()], **others)
+                launches.append(process)
+            # At once: Spark waits where nobody reads what it prints.
             threading.Thread(
                 target=_forward, args=(process.stdout,), name="kafkamq-jvm-log", daemon=True
             ).start()
+            return process
+
+        before = vars(java_gateway)["Popen"]
+        vars(java_gateway)["Popen"] = launch
+        try:
+            gateway = java_gateway.launch_gateway(  # type: ignore[no-untyped-call]  # of pyspark
+                SparkConf(loadDefaults=False).setAll(ours)
+            )
+        except BaseException:
+            for process in launches:
+                process.end()
+            raise
+        finally:
+            vars(java_gateway)["Popen"] = before
+    with holding_interrupts():
         SparkContext._ensure_initialized(gateway=gateway)
 
 
-@contextmanager
-def _environment(**values: str) -> Iterator[None]:
-    before = {name: os.environ.pop(name, None) for name in values}
-    os.environ.update(values)
-    try:
-        yield
-    finally:
-        for name in values:
-            del os.environ[name]
-        os.environ.update({name: old for name, old in before.items() if old is not None})
+def _with_file(
+    path: str, arguments: Sequence[str], given: Mapping[str, str], file: IO[str]
+) -> list[str]:
+    """Write settings into the file that is at this path, and name it in spark-submit's arguments.
+
+    Spark reads one such file. Where the arguments name another, what that says comes first in ours.
+    """
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--properties-file")
+    theirs, others = parser.parse_known_args(arguments)
+    options = ["--properties-file", path]
+    if theirs.properties_file is None:
+        options.append("--load-spark-defaults")
+    else:
+        try:
+            file.write(Path(theirs.properties_file).read_text("utf-8") + "\n")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"PYSPARK_SUBMIT_ARGS: --properties-file: {error}") from None
+    file.writelines(f"{_escaped(name)}={_escaped(given[name])}\n" for name in given)
+    file.flush()
+    return [*options, *others]
+
+
+def _escaped(text: str) -> str:
+    """Escape a name or a value of Java's properties: JSON's escapes are Java's, too."""
+    return re.sub(r"[ :=#!]", r"\\\g<0>", json.dumps(text)[1:-1])
 
 
 def _forward(stream: IO[bytes]) -> None:

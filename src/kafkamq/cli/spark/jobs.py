@@ -67,11 +67,18 @@ def _bounds(since: str, until: str) -> tuple[int | None, int | None]:
     return begin, end
 
 
+def require_namespace(config: ServiceConfig, topic: str = "") -> None:
+    """Refuse brokers that are silent or lack the topic, else the markers, before Spark starts."""
+    require_brokers(config)
+    with Admin(config) as admin:
+        admin.topic_id(topic or config.marker_topic)
+
+
 @contextmanager
 def view_tables(
-    config: ServiceConfig, name: str, on: SparkChoice, *, has_tables: bool = True
+    config: ServiceConfig, name: str, on: SparkChoice, *, topic: str = "", has_tables: bool = True
 ) -> Iterator[SparkSession]:
-    """``view_session`` for a command, which says that Spark starts.
+    """``view_session`` for a command that needs a topic, else the markers; says that Spark starts.
 
     Ctrl-C interrupts the block: Spark's own handler asks the JVM in the middle of another question.
     """
@@ -80,9 +87,7 @@ def view_tables(
     check_packages()
     from kafkamq.spark.jobs.sql import view_session
 
-    require_brokers(config)
-    with Admin(config) as admin:
-        admin.topic_id(config.marker_topic)
+    require_namespace(config, topic)
     with ExitStack() as stack:
         with output.working("Starting Spark"):
             opened = view_session(

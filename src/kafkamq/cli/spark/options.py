@@ -41,12 +41,14 @@ PropertiesFile = Annotated[
 class SparkChoice:
     master: str
     settings: Mapping[str, str]
+    conf: Sequence[str] | None
+    properties_file: Path | None
 
 
 def _choice(
     *, master: Master = MASTER, conf: Conf = None, properties_file: PropertiesFile = None
 ) -> SparkChoice:
-    return SparkChoice(master, spark_settings(conf, properties_file))
+    return SparkChoice(master, spark_settings(conf, properties_file), conf, properties_file)
 
 
 with_spark = partial(with_options, name="on", make=_choice)

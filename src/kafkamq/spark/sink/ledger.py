@@ -39,7 +39,6 @@ _PATIENCE_S = 30.0
 _POLL_S = 0.2
 _HASTE_S = 6.0
 _MAX_BITS = 24
-_LOST_BITS = 12
 _MASK = (1 << 64) - 1
 
 
@@ -143,6 +142,9 @@ class SinkLedger:
     def entry(self, cell: int) -> CellEntry | None:
         return self._read([self.group(cell)])[0]
 
+    def last(self) -> CellEntry | None:
+        return self._read([self.last_group])[0]
+
     def metadata(self, group: str) -> bytes:
         if group not in self._metadata:
             self._metadata[group] = metadata_of(self.config, group)
@@ -151,7 +153,7 @@ class SinkLedger:
     def delete(self) -> int:
         """Delete all entries; returns how many there were."""
         count, admin = 0, self._admin
-        groups = [*self._cells(), self.last_group, *self._ranges()]
+        groups = [*map(self.group, self._cells()), self.last_group, *self._ranges()]
         for group, future in admin.client.delete_consumer_groups(groups).items():
             try:
                 admin.wait(future, f"deleting group {group}")
@@ -162,30 +164,37 @@ class SinkLedger:
         return count
 
     def entries(self) -> dict[int, CellEntry]:
-        found = enumerate(self._read(self._cells()))
+        cells = self._cells()
+        found = zip(cells, self._read(map(self.group, cells)), strict=True)
         return {number: entry for number, entry in found if entry is not None}
 
     def _ranges(self) -> list[str]:
         return [f"{self.prefix}.range.{bits}" for bits in range(_MAX_BITS + 1)]
 
-    def _cells(self) -> list[str]:
-        last, *ranges = self._read([self.last_group, *self._ranges()])
-        found = [bits for bits, entry in enumerate(ranges) if entry is not None]
-        # Earlier releases did not renew the ranges, so there may be cells without any.
-        highest = max(found, default=-1 if last is None else _LOST_BITS)
-        return [self.group(cell) for cell in range(1 << highest if highest >= 0 else 0)]
+    def _cells(self) -> list[int]:
+        """Return the numbers of all cells that have an entry, and of some that have none.
+
+        Brokers list neither a group that has no coordinator now nor one whose first transaction is
+        just being committed: the ranges tell of these. Earlier releases did not renew the ranges.
+        """
+        ranges = enumerate(self._read(self._ranges()))
+        known = max((1 << bits for bits, entry in ranges if entry is not None), default=0)
+        parts = (group.rpartition(".") for group in self._admin.groups())
+        listed = {int(cell) for of, _, cell in parts if of == self.prefix and cell.isdecimal()}
+        return sorted({*range(known), *listed})
 
     def await_confirmation(self, *, batch: int, run: str, cut: str) -> None:
         """Return when nothing that an earlier run wrote of this batch is in question."""
         if self.is_alone or run in self.settled_runs:
             return
         deadline_s = time.monotonic() + _PATIENCE_S
-        last = self._read([self.last_group])[0]
+        last = self.last()
         while last is not None and last.batch == batch and last.run != run:
+            is_last_look = time.monotonic() > deadline_s
             left = unconfirmed(self.entries(), batch=batch, run=run, cut=cut)
             if not left:
                 break
-            if time.monotonic() > deadline_s:
+            if is_last_look:
                 cells = ", ".join(map(str, sorted(left)[:10]))
                 raise StateError(
                     f"batch {batch} was written in part, by other tasks than Spark makes of it "
@@ -257,11 +266,7 @@ class Cell:
             self._confirm(entry)
             return False
         self._ledger.await_confirmation(batch=self._batch, run=self._run, cut=self._cut)
-        ledger = self._ledger
-        groups = [ledger.group(self.number)]
-        if not ledger.is_alone:
-            groups += [ledger.last_group, ledger.range_group(self.number)]
-        self._commit(entry, groups)
+        self._commit(entry, last=entry)
         return True
 
     def _confirm(self, entry: CellEntry) -> None:
@@ -278,13 +283,17 @@ class Cell:
             )
         if before.run != entry.run:
             self.producer.begin()
-            self._commit(entry, [self._ledger.group(self.number)])
+            # Renewed as it is: its run says that other cells may be in question yet.
+            self._commit(entry, last=self._ledger.last() or before)
 
-    def _commit(self, entry: CellEntry, groups: Iterable[str]) -> None:
+    def _commit(self, entry: CellEntry, *, last: CellEntry) -> None:
         ledger = self._ledger
-        text = _encode(entry, ledger.sink)
-        for group in groups:
-            offset = TopicPartition(ledger.topic, 0, entry.batch + 1, metadata=text)
+        entries = {ledger.group(self.number): entry}
+        if not ledger.is_alone:
+            entries |= {ledger.last_group: last, ledger.range_group(self.number): entry}
+        for group, each in entries.items():
+            text = _encode(each, ledger.sink)
+            offset = TopicPartition(ledger.topic, 0, each.batch + 1, metadata=text)
             self.producer.send_offsets([offset], ledger.metadata(group))
         try:
             self.producer.commit()

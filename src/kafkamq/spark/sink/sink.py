@@ -37,7 +37,7 @@ from kafkamq.spark.sink.rows import (
 )
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame
     from pyspark.sql.streaming.query import StreamingQuery
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
@@ -117,7 +117,8 @@ def write_stream(
         )
     if slots is not None:
         _require_slots(slots)
-    note = _note(spark, config, checkpoint, slots, queue, topic)
+    folder = Checkpoint(spark, checkpoint)
+    note = _note(folder, config, checkpoint, slots, queue, topic)
     name = f"kafkamq_{note.engine.replace('-', '_')}"
     register_source(spark, config, name=name)
     writer = (
@@ -130,9 +131,12 @@ def write_stream(
     for option, value in (("topic", topic), ("queue", queue)):
         writer = writer.option(option, value) if value else writer
     with active(spark):
-        return start_query(
+        query = start_query(
             writer, trigger_s=trigger_s, available_now=available_now, query_name=query_name
         )
+    if note.into is None:
+        folder.write(replace(note, into=topic, number=note.number + 1))
+    return query
 
 
 def _require_slots(slots: int) -> None:
@@ -157,22 +161,21 @@ def start_query(
 
 
 def _note(
-    spark: SparkSession,
+    folder: Checkpoint,
     config: ServiceConfig,
     checkpoint: str,
     slots: int | None,
     queue: str,
     into: str,
 ) -> CheckpointNote:
-    folder, topic = Checkpoint(spark, checkpoint), config.ledger_topic
-    note, there = folder.note(topic), min(MAX_SLOTS, cores(spark))
+    topic = config.ledger_topic
+    note, there = folder.note(topic), min(MAX_SLOTS, cores(folder.spark))
     if note is None:
         tasks = slots or there
         new = CheckpointNote.new("sink", topic=topic, tasks=tasks, queue=queue, into=into)
         return folder.write(new)
-    if note.into is None and note.queue == queue:
-        note = folder.write(replace(note, into=into, number=note.number + 1))
-    of, now = _target(note.queue, note.into), _target(queue, into)
+    of = _target(note.queue, into if note.into is None else note.into)
+    now = _target(queue, into)
     if of != now:
         raise ConfigError(f"checkpoint {checkpoint} is of {of}, not {now}: name another folder")
     wanted = slots or max(there, note.tasks)
@@ -188,7 +191,7 @@ def _note(
     return note
 
 
-def _target(queue: str, topic: str | None) -> str:
+def _target(queue: str, topic: str) -> str:
     if queue:
         return f"queue {queue}"
     return f"topic {topic}" if topic else "topics that the rows name"

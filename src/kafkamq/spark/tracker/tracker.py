@@ -173,6 +173,9 @@ class SparkTracker:
     """
 
     _is_passive = False
+    _spark: SparkSession
+    _loop: Loop
+    _batches: Loop
 
     def __init__(
         self,
@@ -205,23 +208,19 @@ class SparkTracker:
         self._max_markers = max_markers_per_batch
         self._given_session = spark
         self._settings = settings
-        self._owns_session = False
-        self._spark: SparkSession | None = None
         self._run: Run | None = None
         self._partitions = 0
         self._claimed = Claim()
         # A checkpoint that is lost takes the engine's id along.
         self._former: set[str] = set()
         self._settling: RowSettling | None = None
-        self._stopping = stop or threading.Event()
+        self._stopping = threading.Event()
+        self._stopped_by_caller = stop or threading.Event()
         self._thread = threading.Thread(target=self._mind, name="kafkamq-tracker", daemon=True)
         self._error: BaseException | None = None
-        self._metrics: TrackerMetrics | None = None
-        self._watching = ExitStack()
+        self._ending = ExitStack()
         self._succession = Succession(config, stands_by=self._is_passive)
         self._stages = Stages()
-        self._loop: Loop | None = None
-        self._batches: Loop | None = None
 
     def start(self) -> SparkTracker:
         """Check, claim and start; returns when the query runs.
@@ -237,8 +236,19 @@ class SparkTracker:
         for finding in require_topics(self.config, max_lease_ms=self.tracker.max_lease_ms):
             _log.warning("topic check: %s", finding)
         self._stages.done("topics")
+        try:
+            self._open_session()
+            self._launch(takeover=self.tracker.takeover)
+            self._show()
+            self._thread.start()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def _open_session(self) -> None:
         spark = self._given_session
-        self._owns_session = spark is None and not has_session()
+        is_ours = spark is None and not has_session()
         if spark is None:
             spark = build_session(
                 app_name=f"kafkamq tracker {self.config.namespace}",
@@ -247,20 +257,21 @@ class SparkTracker:
             )
         self._stages.done("session")
         self._spark = spark
-        self._watching.enter_context(watching(spark, _query_label))
-        self._watching.enter_context(self._succession)
-        self._watching.callback(STANDBY.watch(lambda: {("tracker",): float(self.stands_by)}))
-        try:
-            self._launch(takeover=self.tracker.takeover)
-        except BaseException:
-            self._watching.close()
-            raise
-        self._metrics = TrackerMetrics(self.config, lambda: self.statuses().values())
+        if is_ours:
+            topic = self.config.marker_topic
+            self._ending.callback(_log.info, "tracker stopped", extra={"topic": topic})
+            self._ending.callback(end_session, spark)
+        self._ending.enter_context(watching(spark, _query_label))
+        self._ending.enter_context(self._succession)
+        self._ending.callback(STANDBY.watch(lambda: {("tracker",): float(self.stands_by)}))
+
+    def _show(self) -> None:
+        self._ending.callback(TrackerMetrics(self.config, lambda: self.statuses().values()).close)
         name = f"tracker of {self.config.namespace}"
-        self._loop = health.add(name, max_age_s=_MAX_TURN_S, is_ready=self._is_ready)
         self._batches = health.add(f"batches of the {name}", max_age_s=MAX_BATCH_S)
-        self._thread.start()
-        return self
+        self._ending.callback(health.remove, self._batches)
+        self._loop = health.add(name, max_age_s=_MAX_TURN_S, is_ready=self._is_ready)
+        self._ending.callback(health.remove, self._loop)
 
     def _launch(self, *, takeover: bool) -> None:
         try:
@@ -274,7 +285,6 @@ class SparkTracker:
                 settling.close()
 
     def _begin(self, *, takeover: bool) -> None:
-        assert self._spark is not None, "start() made the session"
         plan = self._plan(self._spark, takeover=takeover)
         self._start_run(self._spark, plan)
         self._succession.active(plan.fold.epoch)
@@ -352,8 +362,12 @@ class SparkTracker:
         folder.drop_earlier(note)
         return self._query_plan(note, claimed.epoch, info)
 
+    @property
+    def _is_stopped(self) -> bool:
+        return self._stopping.is_set() or self._stopped_by_caller.is_set()
+
     def _require_wanted(self) -> None:
-        if self._stopping.is_set():
+        if self._is_stopped:
             raise StoppedError("the tracker was stopped before it had started")
 
     def _look(
@@ -416,10 +430,8 @@ class SparkTracker:
         """The thread beside the query: TICKs, added partitions, restarts."""
         failures = 0
         refusals = 0
-        assert self._loop is not None, "it was started"
-        assert self._batches is not None, "it was started"
         try:
-            while not self._stopping.is_set():
+            while not self._is_stopped:
                 self._loop.beat()
                 self._succession.moves()
                 run = self._run
@@ -445,11 +457,14 @@ class SparkTracker:
                     )
                 tries = min(failures + refusals, 10)
                 self._stopping.wait(min(_MAX_PAUSE_S, 0.25 * 2.0**tries))
-                if not self._stopping.is_set():
+                if not self._is_stopped:
                     refusals = 0 if self._relaunch() else refusals + 1
         except BaseException as error:  # noqa: BLE001 - handed to wait() and stop()
-            self._error = error
-            _log.error("the tracker ended: %s", error)
+            if self._is_stopped:
+                _log.info("the tracker was stopped, and ended: %s", error)
+            else:
+                self._error = error
+                _log.error("the tracker ended: %s", error)
         finally:
             self._end_run()
 
@@ -480,8 +495,6 @@ class SparkTracker:
         try:
             self._launch(takeover=False)
             return True
-        except StoppedError:
-            return False
         except OtherEngineError as error:
             why = f"another engine took over: {error}"
             failed: KafkaMQError = FencedError(why, code="LATER_START", is_fatal=True)
@@ -531,7 +544,7 @@ class SparkTracker:
         return {} if run is None else dict(run.keeper.latest)
 
     def _is_ready(self) -> bool:
-        if self._batches is not None and self._batches.state().age_s > LONG_BATCH_S:
+        if self._batches.state().age_s > LONG_BATCH_S:
             return False
         statuses = self.statuses()
         return len(statuses) == self._partitions and all(each.is_live for each in statuses.values())
@@ -555,16 +568,7 @@ class SparkTracker:
         if self._thread.is_alive():
             self._thread.join(60.0)
         self._end_run()
-        for loop in (self._loop, self._batches):
-            if loop is not None:
-                health.remove(loop)
-        if self._metrics is not None:
-            self._metrics.close()
-        self._watching.close()
-        spark, self._spark = self._spark, None
-        if spark is not None and self._owns_session:
-            end_session(spark)
-            _log.info("tracker stopped", extra={"topic": self.config.marker_topic})
+        self._ending.close()
 
     def __enter__(self) -> SparkTracker:
         return self.start()
@@ -589,7 +593,6 @@ class StandbyTracker(SparkTracker):
         if not self._is_passive:
             super()._begin(takeover=takeover)
             return
-        assert self._spark is not None, "start() made the session"
         self._is_warm = False
         plan = self._plan_beside(self._spark)
         self._start_run(self._spark, plan)
@@ -620,10 +623,10 @@ class StandbyTracker(SparkTracker):
         Raises:
             ConfigError: It gives signs of life.
         """
-        while not self._succession.is_caught_up and not self._stopping.wait(0.1):
-            pass
+        while not self._succession.is_caught_up and not self._is_stopped:
+            self._stopping.wait(0.1)
         deadline_s = time.monotonic() + _SHARED_S
-        while time.monotonic() < deadline_s and not self._stopping.is_set():
+        while time.monotonic() < deadline_s and not self._is_stopped:
             if self._succession.hears(note.engine):
                 raise ConfigError(
                     f"checkpoint {self._checkpoint} is that of a tracker that runs: with --standby "
@@ -709,7 +712,8 @@ def run_spark_tracker(
     Raises:
         KafkaMQError: Why it could not start, or ended.
     """
+    stop = stop or threading.Event()
     kind = StandbyTracker if standby else SparkTracker
     with suppress(StoppedError), kind(config, tracker, stop=stop, **others) as running:
-        while not running.wait(0.2):
+        while not stop.is_set() and not running.wait(0.2):
             pass
