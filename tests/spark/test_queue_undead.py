@@ -221,6 +221,22 @@ def test_an_earlier_driver_commits_nothing_behind_a_later_start(
     assert batch.outputs() == Counter([b"0", b"1", b"2"])
 
 
+@pytest.mark.parametrize("before", ["fence", "commit"])
+def test_two_starts_at_one_moment_have_an_epoch_each(
+    batch: Batch, monkeypatch: pytest.MonkeyPatch, before: str
+) -> None:
+    config, method, epochs = batch.logs.config, getattr(Ledger, before), list[int]()
+    note = CheckpointNote(topic=config.ledger_topic, tasks=1, engine="undead")
+
+    def disturbed(ledger: Ledger, *arguments: Any, **options: Any) -> object:
+        monkeypatch.setattr(Ledger, before, method)
+        epochs.append(next_epoch(config, note))
+        return method(ledger, *arguments, **options)
+
+    monkeypatch.setattr(Ledger, before, disturbed)
+    assert [next_epoch(config, note), *epochs] == [2, 1]
+
+
 def test_a_later_start_has_what_the_ledger_held(batch: Batch) -> None:
     """Its batch may have other rows than that of the earlier one, and is whole or told apart."""
     config, first = batch.logs.config, batch.handed_out()
